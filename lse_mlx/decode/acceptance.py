@@ -1,0 +1,83 @@
+"""Speculative sampling (Leviathan et al. 2023; Chen et al. 2023): the target's word is final.
+
+A token x drawn from q is kept with probability min(1, p(x) / q(x)); after a rejection the token
+comes from the residual max(p - q, 0). Whatever q is, each emitted token is then distributed as p.
+Greedy decoding is the same walk with p and q as point masses.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lse_mlx.decode.randomness import Streams
+from lse_mlx.distribution import Distribution
+from lse_mlx.drafters.base import Proposal
+from lse_mlx.errors import DraftError
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a verify pass decided.
+
+    tokens:   the accepted proposals and the target's own token after them; row i answers tokens[i]
+    accepted: how many of them were proposed
+    overlap:  for each tested position the sum of min(p, q): the chance that a draft is accepted
+    """
+
+    tokens: list[int]
+    accepted: int
+    overlap: list[float]
+
+    @property
+    def tested(self) -> int:
+        """How many proposals were judged: the accepted ones, and the rejected one if any."""
+        return len(self.overlap)
+
+
+def judge(proposal: Proposal, p_rows: Sequence[Distribution], streams: Streams) -> Verdict:
+    """Walk the proposal d1..dk along the target's rows p_0..p_k.
+
+    Each row consumes one uniform of each of the accept and residual streams, needed or not, so that
+    a token's chance does not hang on the luck of those before it. Raises DraftError for a q that no
+    proposal can have been drawn from.
+    """
+    tokens: list[int] = []
+    overlap: list[float] = []
+    for x, q, p in zip(proposal.tokens, proposal.q, p_rows, strict=False):
+        _check(x, q)
+        u, r = streams.accept(), streams.residual()
+        overlap.append(float(np.minimum(p.of(q.ids), q.probs).sum()))
+        p_x, q_x = _at(p, x), _at(q, x)
+        if p_x >= q_x or u < p_x / q_x:
+            tokens.append(x)
+            continue
+        tokens.append(residual(p, q).draw(r))
+        return Verdict(tokens, len(tokens) - 1, overlap)
+    streams.accept()
+    tokens.append(p_rows[len(proposal.tokens)].draw(streams.residual()))
+    return Verdict(tokens, len(tokens) - 1, overlap)
+
+
+def residual(p: Distribution, q: Distribution) -> Distribution:
+    """max(p - q, 0), normalized, in p's order.
+
+    A residual without mass after a rejection is rounding (p and q are equal): p itself answers.
+    """
+    left = np.maximum(p.probs - q.of(p.ids), 0.0)
+    mass = left.sum()
+    return Distribution(p.ids, left / mass) if mass > 0 else p
+
+
+def _at(distribution: Distribution, token: int) -> float:
+    return float(distribution.of(np.array([token]))[0])
+
+
+def _check(x: int, q: Distribution) -> None:
+    """Refuse a q that `x` cannot have been drawn from: acceptance would divide by nonsense."""
+    if len(np.unique(q.ids)) != len(q.ids):
+        raise DraftError(f"The drafter's candidates {q.ids.tolist()} repeat a token.")
+    if not (np.all(q.probs >= 0) and abs(q.probs.sum() - 1) <= 1e-6):
+        raise DraftError(f"The drafter's probabilities {q.probs.tolist()} are not a distribution.")
+    if _at(q, x) <= 0:
+        raise DraftError(f"The drafter proposed token {x}, to which it gives no probability.")

@@ -1,0 +1,96 @@
+"""The target's distribution over the next token: what a request's settings make of a row of logits."""
+
+import math
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from lse_mlx.distribution import Distribution
+from lse_mlx.errors import RequestError, TargetError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a request chooses among tokens; the same settings serve plain and speculative decoding.
+
+    temperature: 0 is greedy; top_k: 0 keeps all; top_p in (0, 1], 1 keeps all; min_p in [0, 1],
+    0 keeps all. Raises RequestError for a value outside these ranges.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise RequestError(
+                f"temperature is {self.temperature}: give 0 for greedy or a finite number above it."
+            )
+        if self.top_k < 0:
+            raise RequestError(f"top_k is {self.top_k}: give 0 to keep all tokens, or a count.")
+        if not 0 < self.top_p <= 1:
+            raise RequestError(f"top_p is {self.top_p}: give a number above 0 and at most 1.")
+        if not 0 <= self.min_p <= 1:
+            raise RequestError(f"min_p is {self.min_p}: give a number from 0 to 1.")
+
+    def distribution(self, logits: NDArray[np.float32]) -> Distribution:
+        """p for one row of logits (fp32 [vocab]).
+
+        temperature, then top-k, then top-p over the renormalized rest, then min-p relative to the
+        likeliest token, then renormalized; in float64. Equal logits rank by token id, lowest first.
+        Raises TargetError for NaN or +inf, or when no logit is finite.
+        """
+        best = int(np.argmax(logits))  # of equal values the lowest id; a NaN comes before all
+        if not np.isfinite(logits[best]):
+            raise TargetError(
+                f"The target's logits hold {logits[best]} at token {best}: "
+                "no token can be chosen from them; check the checkpoint's weights."
+            )
+        if self.temperature == 0:
+            return Distribution.point(best)
+        ids = self._best_first(logits)
+        weights = np.exp((logits[ids].astype(np.float64) - float(logits[best])) / self.temperature)
+        probs = weights / weights.sum()
+        if self.top_p < 1:
+            # A token stays while the mass before it is below top_p, so the first always stays.
+            keep = int(np.searchsorted(np.cumsum(probs) - probs, self.top_p, side="left"))
+            ids, probs = ids[:keep], probs[:keep] / probs[:keep].sum()
+        if self.min_p > 0:
+            keep_mask = probs >= self.min_p * probs.max()
+            ids, probs = ids[keep_mask], probs[keep_mask] / probs[keep_mask].sum()
+        return Distribution(ids, probs)
+
+    def _best_first(self, logits: NDArray[np.float32]) -> NDArray[np.int64]:
+        """The ids that top-k keeps, likeliest first; all ids in id order where no rule ranks."""
+        k = min(self.top_k, len(logits)) or len(logits)
+        if k == len(logits):
+            if self.top_p == 1:
+                return np.arange(len(logits))
+            candidates = np.arange(len(logits))
+        else:
+            # Every id at least as good as the k-th value: ties at the border are cut by id below.
+            kth = np.partition(logits, len(logits) - k)[len(logits) - k]
+            candidates = np.flatnonzero(logits >= kth)
+        order = np.lexsort((candidates, -logits[candidates]))
+        return candidates[order][:k]
+
+
+class TargetRows:
+    """The target's distributions for the rows of a pass, each made when it is asked for.
+
+    The walk over a proposal stops at the first rejection, so most rows are never needed.
+    """
+
+    def __init__(self, logits: mx.array, sampling: Sampling):
+        """logits: fp32 [rows, vocab]; copied to the host once."""
+        self._logits = np.asarray(logits)
+        self._sampling = sampling
+
+    def __len__(self) -> int:
+        return len(self._logits)
+
+    def __getitem__(self, row: int) -> Distribution:
+        return self._sampling.distribution(self._logits[row])

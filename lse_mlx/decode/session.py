@@ -1,0 +1,45 @@
+"""One conversation: its committed tokens, its state in the target, its context in the drafter."""
+
+from dataclasses import dataclass, field
+
+from lse_mlx.drafters.base import DraftContext, Drafter
+from lse_mlx.target.model import Target
+from lse_mlx.target.state import TargetState
+
+
+@dataclass
+class Session:
+    """Owned by one caller at a time. `tokens` are exactly those committed in `state`.
+
+    `context` follows the target while the session speculates; after a plain reply it is behind,
+    and the next speculative one starts cold.
+    """
+
+    target: Target
+    drafter: Drafter | None
+    tokens: list[int] = field(default_factory=list)
+    state: TargetState = field(init=False)
+    context: DraftContext | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: what follows is a cold start."""
+        self.tokens = []
+        self.state = self.target.new_state()
+        self.context = self.drafter.new_context() if self.drafter else None
+
+    def resume(self, prompt: list[int], speculate: bool) -> list[int]:
+        """The part of `prompt` still to be taken in.
+
+        The session continues when its tokens are a proper prefix of the prompt and, if the request
+        speculates, the drafter has seen them all; otherwise it starts cold. One token is always
+        left: the reply begins from the logits of the last one.
+        """
+        held = len(self.tokens)
+        fits = held < len(prompt) and prompt[:held] == self.tokens
+        followed = not speculate or (self.context is not None and self.context.position == held)
+        if not (fits and followed):
+            self.reset()
+        return prompt[len(self.tokens) :]

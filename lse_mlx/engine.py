@@ -1,0 +1,197 @@
+"""Engine: a loaded pair that answers prompts."""
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import mlx.core as mx
+
+from lse_mlx.checkpoints.resolve import AUTO, DEMO, resolve_pair
+from lse_mlx.decode.loop import Request, decode
+from lse_mlx.decode.sampling import Sampling
+from lse_mlx.decode.session import Session
+from lse_mlx.decode.stopping import FinishReason, Limits, StopReason, finish_reason
+from lse_mlx.decode.timings import Timings
+from lse_mlx.drafters.base import Drafter
+from lse_mlx.drafters.dflash2.drafter import load_dflash2
+from lse_mlx.errors import RequestError
+from lse_mlx.target.loading import load_target, read_stop_tokens
+from lse_mlx.target.model import Target
+from lse_mlx.target.tokenizer import Prompt, Tokenizer, load_tokenizer
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished reply.
+
+    token_ids: the emitted tokens, without the stop token; text: their text
+    prompt_n: tokens of the prompt; seed: what reproduces a sampled reply
+    finish_reason: "stop" after a stop token, "length" otherwise; stop_reason says which limit
+    timings: see `Timings.as_dict`; times in milliseconds
+    """
+
+    text: str
+    token_ids: list[int]
+    prompt_n: int
+    seed: int
+    finish_reason: FinishReason
+    stop_reason: StopReason
+    timings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one pass added to a reply.
+
+    text: whole characters, possibly none yet; token_ids: the tokens emitted by the pass
+    result: the finished reply, on the last piece only
+    """
+
+    text: str
+    token_ids: list[int]
+    result: Result | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass
+class Engine:
+    """A target, its tokenizer and possibly a drafter. Use it in the thread that loaded it."""
+
+    target: Target
+    tokenizer: Tokenizer
+    drafter: Drafter | None = None
+    _closed: bool = field(default=False, init=False)
+
+    def session(self) -> Session:
+        """A new conversation. Give it to `generate` to go on from what it already holds."""
+        self._check_open()
+        return Session(self.target, self.drafter)
+
+    def generate(self, prompt: Prompt, **options: Any) -> Result:
+        """Answer `prompt` and return the whole reply. Takes the options of `stream`."""
+        piece = None
+        for piece in self.stream(prompt, **options):
+            pass
+        assert piece is not None and piece.result is not None  # the last piece always has it
+        return piece.result
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None = 256,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int | None = None,
+        speculate: bool = True,
+        raw: bool = False,
+        session: Session | None = None,
+    ) -> Iterator[Piece]:
+        """Answer `prompt` piece by piece; the last piece carries the result.
+
+        prompt: text (a user message, or plain text with `raw`), chat messages, or token ids
+        max_tokens: at least 1; None for as many as the context holds
+        temperature: 0 is greedy; top_k, top_p, min_p: as in `Sampling`
+        seed: fixes a sampled reply; None takes a fresh one, which the result names
+        speculate: False decodes with the target alone; the distribution of replies is the same
+        session: a conversation to go on with, from `session()`; a fresh one if None
+
+        The request is checked here and now, before the first piece is asked for. Raises
+        RequestError for a request that cannot be served, TargetError and DraftError for models that
+        produce what no token can be chosen from.
+        """
+        self._check_open()
+        tokens = self.tokenizer.encode(prompt, raw)
+        room = self.target.context_length - len(tokens)
+        if room < 1:
+            raise RequestError(
+                f"The prompt has {len(tokens)} tokens and the context holds "
+                f"{self.target.context_length} with the reply: shorten the prompt."
+            )
+        if max_tokens is not None and max_tokens < 1:
+            raise RequestError(f"max_tokens is {max_tokens}: ask for at least 1.")
+        if session is not None and session.target is not self.target:
+            raise RequestError("The session belongs to another engine: take one from this one.")
+        request = Request(
+            prompt=tokens,
+            sampling=Sampling(temperature, top_k, top_p, min_p),
+            limits=Limits(self.tokenizer.stop_tokens, max_tokens, room),
+            seed=secrets.randbits(32) if seed is None else seed,
+            speculate=speculate,
+        )
+        return self._pieces(session or self.session(), request)
+
+    def close(self) -> None:
+        """Free the weights. The engine cannot be used afterwards; closing twice is harmless."""
+        self._closed = True
+        self.__dict__.update(target=None, tokenizer=None, drafter=None)
+        mx.clear_cache()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RequestError("This engine is closed: load it again.")
+
+    def _pieces(self, session: Session, request: Request) -> Iterator[Piece]:
+        drafter = self.drafter if request.speculate else None
+        timings = Timings(drafter.name, drafter.depth) if drafter else Timings()
+        text = self.tokenizer.streaming()
+        emitted: list[int] = []
+        for step in decode(session, request, timings):
+            emitted += step.tokens
+            for token in step.tokens:
+                text.add_token(token)
+            if step.reason is None:
+                yield Piece(text.last_segment, step.tokens)
+                continue
+            text.finalize()
+            result = Result(
+                text=text.text,
+                token_ids=emitted,
+                prompt_n=len(request.prompt),
+                seed=request.seed,
+                finish_reason=finish_reason(step.reason),
+                stop_reason=step.reason,
+                timings=timings.as_dict(),
+            )
+            yield Piece(text.last_segment, step.tokens, result)
+
+
+def load(
+    model: str | Path = DEMO,
+    drafter: str | Path | None = AUTO,
+    *,
+    context_length: int | None = None,
+) -> Engine:
+    """Load a target and its drafter.
+
+    model: "demo" for the pair that ships with the package, a folder, or a Hugging Face repository
+    drafter: the same for the drafter; "auto" is the demo's own with "demo" and none otherwise;
+    None decodes with the target alone
+    context_length: the most tokens of prompt and reply; the checkpoint's own limit if None
+    Raises CheckpointError when a checkpoint is missing or broken, or the two do not belong together.
+    """
+    pair = resolve_pair(model, drafter)
+    target = load_target(pair.target, context_length)
+    return Engine(
+        target=target,
+        tokenizer=load_tokenizer(pair.target, read_stop_tokens(pair.target), target.vocab_size),
+        drafter=load_dflash2(pair.drafter, target) if pair.drafter else None,
+    )

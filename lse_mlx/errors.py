@@ -1,0 +1,21 @@
+"""The errors a caller can act on. Each message is one sentence: what was wrong, which value, what next."""
+
+
+class LseError(Exception):
+    """Base of every error that lse-mlx raises on purpose."""
+
+
+class RequestError(LseError):
+    """The request cannot be served as asked: an empty prompt, a value out of range, no room left."""
+
+
+class CheckpointError(LseError):
+    """A checkpoint is missing, incomplete, unsupported, or does not belong to the other one."""
+
+
+class DraftError(LseError):
+    """The drafter produced something that cannot be verified (non-finite scores, malformed ids)."""
+
+
+class TargetError(LseError):
+    """The target produced logits that no token can be chosen from (NaN, +inf, or nothing finite)."""

@@ -1,0 +1,93 @@
+"""Matrix products on a CPU: dequantized once, done by NumPy's BLAS in tiles of eight rows.
+
+MLX's own CPU matrix product costs the same per row however many rows there are, and its quantized
+one is scalar, so a verify pass over eight rows would gain nothing. NumPy's BLAS does eight rows in
+little more than the time of one. Tiles have exactly `TILE` rows, zero-padded, because BLAS picks
+another order of summation for another shape: with one shape only, a row's bits do not depend on how
+many rows are in the pass, nor on its place among them.
+"""
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_map
+from numpy.typing import NDArray
+
+TILE = 8
+
+
+class HostLinear(nn.Module):
+    """y = x @ weight.T + bias in fp32 on the CPU.
+
+    weight: fp32 [out, in]; bias: fp32 [out] or None. Called with x fp32 [..., in], returns fp32
+    [..., out].
+    """
+
+    def __init__(self, weight: NDArray[np.float32], bias: mx.array | None = None):
+        super().__init__()
+        self._weight = np.ascontiguousarray(weight, np.float32)
+        self._bias = bias
+
+    def __call__(self, x: mx.array) -> mx.array:
+        out_width, in_width = self._weight.shape
+        rows = np.asarray(x.astype(mx.float32)).reshape(-1, in_width)
+        count = len(rows)
+        if count % TILE:
+            rows = np.concatenate([rows, np.zeros((-count % TILE, in_width), np.float32)])
+        # The weight on the left: one GEMM with a narrow right-hand side, twice as fast here.
+        tiles = np.matmul(self._weight, rows.reshape(-1, TILE, in_width).transpose(0, 2, 1))
+        y = mx.array(tiles.transpose(0, 2, 1).reshape(-1, out_width)[:count])
+        y = y.reshape(*x.shape[:-1], out_width)
+        return y if self._bias is None else y + self._bias
+
+
+class HostEmbedding(nn.Module):
+    """A dequantized embedding table, fp32 [vocab, hidden], that is also the output head if tied."""
+
+    def __init__(self, weight: mx.array):
+        super().__init__()
+        self._table = weight
+        self._head = HostLinear(np.asarray(weight))
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        return self._table[tokens]
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return self._head(x)
+
+
+def _dense(module: nn.Module) -> mx.array:
+    """The weight of a linear layer or embedding as fp32, dequantized in fp32 if it is quantized."""
+    if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding):
+        return mx.dequantize(
+            module.weight,
+            module.scales.astype(mx.float32),
+            None if module.biases is None else module.biases.astype(mx.float32),
+            group_size=module.group_size,
+            bits=module.bits,
+            mode=module.mode,
+        )
+    return module.weight.astype(mx.float32)
+
+
+def _host_form(module: nn.Module) -> nn.Module:
+    if isinstance(module, nn.Linear | nn.QuantizedLinear):
+        bias = module.bias.astype(mx.float32) if "bias" in module else None
+        return HostLinear(np.asarray(_dense(module)), bias)
+    if isinstance(module, nn.Embedding | nn.QuantizedEmbedding):
+        return HostEmbedding(_dense(module))
+    return module
+
+
+def move_to_host(model: nn.Module) -> None:
+    """Give `model` its CPU form in place: fp32 throughout, linear layers and embeddings in NumPy.
+
+    Called once at load, when MLX's default device is the CPU; every other device keeps MLX's own
+    layers and dtypes.
+    """
+    # The layers go first: what is left for the cast is norms, convolutions and per-head vectors.
+    model.update_modules(
+        tree_map(_host_form, model.leaf_modules(), is_leaf=lambda m: isinstance(m, nn.Module))
+    )
+    model.set_dtype(mx.float32)
+    mx.eval(model.parameters())

@@ -1,0 +1,123 @@
+"""Loading a target checkpoint through mlx-lm, or saying in one sentence why it cannot be."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.utils import load_model
+
+from lse_mlx.errors import CheckpointError
+from lse_mlx.kernels.host_linear import move_to_host
+from lse_mlx.target.model import Target
+
+SUPPORTED = ("qwen3_5", "qwen3_5_text", "qwen3")
+
+
+def load_target(folder: Path, context_length: int | None = None) -> Target:
+    """Load the mlx-lm checkpoint in `folder`: `qwen3_5` (its text part, dense) or `qwen3`.
+
+    On the CPU the weights are dequantized to fp32 once; elsewhere they stay as they are.
+    context_length: the most tokens a sequence may hold; the checkpoint's own limit if None.
+    Raises CheckpointError for a missing, broken or unsupported checkpoint.
+    """
+    config = read_config(folder)
+    text = _check_supported(config, folder)
+    limit = _context_limit(text, context_length)
+    try:
+        # mlx-lm knows `qwen3_5` alone: the text part's own name is the same class.
+        model, _ = load_model(folder, model_config={"model_type": _family(config)})
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{folder} has no model*.safetensors: download the weights of this checkpoint."
+        ) from error
+    except (ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"The weights in {folder} do not load as {config['model_type']} ({_first_line(error)}): "
+            "download or convert the checkpoint again."
+        ) from error
+    model.eval()
+    if mx.default_device() == mx.cpu:
+        move_to_host(model)
+    inner: nn.Module = model.language_model if "language_model" in model else model
+    return Target(
+        trunk=inner.model,
+        lm_head=inner.lm_head if "lm_head" in inner else None,
+        hidden_size=text["hidden_size"],
+        vocab_size=text["vocab_size"],
+        context_length=limit,
+    )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The checkpoint's config.json as a dict. Raises CheckpointError when it cannot be read."""
+    path = folder / "config.json"
+    if not path.exists():
+        raise CheckpointError(f"{folder} has no config.json: name the folder of a checkpoint.")
+    return _read_json(path)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({_first_line(error)}): download the checkpoint again."
+        ) from error
+    if not isinstance(held, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object: download the checkpoint again.")
+    return held
+
+
+def read_stop_tokens(folder: Path) -> int | list[int] | None:
+    """The end tokens that the checkpoint names: generation_config.json first, then config.json."""
+    path = folder / "generation_config.json"
+    if path.exists():
+        named = _read_json(path).get("eos_token_id")
+        if named is not None:
+            return named
+    config = read_config(folder)
+    return config.get("eos_token_id", config.get("text_config", {}).get("eos_token_id"))
+
+
+def _family(config: dict[str, Any]) -> str:
+    name = config["model_type"]
+    return "qwen3_5" if name == "qwen3_5_text" else name
+
+
+def _check_supported(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The text part of a supported config."""
+    kind = config.get("model_type")
+    if kind not in SUPPORTED:
+        raise CheckpointError(
+            f"{folder} is a {kind!r} model, which is not supported: "
+            "name a dense qwen3_5 or qwen3 checkpoint."
+        )
+    text = config.get("text_config", config)
+    if text.get("num_experts", 0):
+        raise CheckpointError(
+            f"{folder} is a mixture of {text['num_experts']} experts, which is not supported: "
+            "name a dense qwen3_5 or qwen3 checkpoint."
+        )
+    for field in ("hidden_size", "vocab_size", "num_hidden_layers"):
+        if not isinstance(text.get(field), int):
+            raise CheckpointError(
+                f"{folder / 'config.json'} has no {field}: download the checkpoint again."
+            )
+    return text
+
+
+def _context_limit(text: dict[str, Any], asked: int | None) -> int:
+    own = text.get("max_position_embeddings", 32768)
+    if asked is None:
+        return own
+    if not 2 <= asked <= own:
+        raise CheckpointError(
+            f"A context of {asked} tokens is not possible: choose 2 to {own} for this checkpoint."
+        )
+    return asked
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")

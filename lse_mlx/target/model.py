@@ -1,0 +1,105 @@
+"""The target: the model that decides every token, run layer by layer with taps."""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.base import create_attention_mask
+from mlx_lm.models.cache import KVCache
+
+from lse_mlx.target.delta_layer import mix, new_delta_state
+from lse_mlx.target.state import DeltaState, TargetState
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What a pass over some rows answers.
+
+    logits:   fp32 [rows, vocab] of a verify pass; fp32 [1, vocab] of the last row otherwise
+    features: fp32 [rows, taps * hidden], the outputs of the tapped blocks side by side, before the
+              final norm; [rows, 0] where nothing is tapped
+    """
+
+    logits: mx.array
+    features: mx.array
+
+
+@dataclass(frozen=True)
+class Target:
+    """A loaded target. Holds weights only: any number of sequences can run on it, one at a time.
+
+    trunk:   mlx-lm's inner model: embed_tokens, layers, norm
+    lm_head: the output head, or None where the embedding is tied
+    context_length: the most tokens a sequence may hold
+    """
+
+    trunk: nn.Module
+    lm_head: nn.Module | None
+    hidden_size: int
+    vocab_size: int
+    context_length: int
+
+    @property
+    def layer_count(self) -> int:
+        """How many blocks there are; a tap is an index below it."""
+        return len(self.trunk.layers)
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Embeddings of `tokens` (int32 [n]) as [n, hidden] in the activation dtype."""
+        return self.trunk.embed_tokens(tokens)
+
+    def head(self, hidden: mx.array) -> mx.array:
+        """Logits fp32 [n, vocab] of `hidden` [n, hidden], which is already normed."""
+        tied = self.lm_head is None  # not a truth test: a module without arrays is falsy
+        as_logits = self.trunk.embed_tokens.as_linear if tied else self.lm_head
+        return as_logits(hidden).astype(mx.float32)
+
+    def new_state(self) -> TargetState:
+        """The state of an empty sequence."""
+        dtype = self.trunk.layers[0].input_layernorm.weight.dtype
+        return TargetState(
+            [
+                new_delta_state(layer.linear_attn, dtype) if _is_delta(layer) else KVCache()
+                for layer in self.trunk.layers
+            ]
+        )
+
+    def advance(self, tokens: list[int], state: TargetState, taps: tuple[int, ...]) -> Pass:
+        """Take `tokens` (at least one) into `state` for good; logits of the last row only."""
+        hidden, features = self._blocks(tokens, state, taps, whole=True)
+        logits = self.head(self.trunk.norm(hidden[:, -1]))
+        state.commit(len(tokens))
+        mx.async_eval(logits, features, *state.arrays())
+        return Pass(logits, features)
+
+    def verify(self, tokens: list[int], state: TargetState, taps: tuple[int, ...]) -> Pass:
+        """Run `tokens` (at least one) as an open pass, which `state.commit(n)` must close."""
+        hidden, features = self._blocks(tokens, state, taps, whole=len(tokens) == 1)
+        logits = self.head(self.trunk.norm(hidden[0]))
+        mx.async_eval(logits, features, *state.arrays())
+        return Pass(logits, features)
+
+    def _blocks(
+        self, tokens: list[int], state: TargetState, taps: tuple[int, ...], whole: bool
+    ) -> tuple[mx.array, mx.array]:
+        """Every block over the rows; returns [1, rows, hidden] and the features."""
+        if state.open_rows:
+            raise ValueError(f"a pass of {state.open_rows} rows is still open: commit it first")
+        state.open_rows, state.whole = len(tokens), whole
+        x = self.trunk.embed_tokens(mx.array([tokens], mx.int32))
+        tapped: list[mx.array] = [x[0, :, :0].astype(mx.float32)]
+        for index, (layer, held) in enumerate(zip(self.trunk.layers, state.layers, strict=True)):
+            normed = layer.input_layernorm(x)
+            if isinstance(held, DeltaState):
+                x = x + mix(layer.linear_attn, normed, held, whole)
+            else:
+                mask = create_attention_mask(x, held)
+                x = x + layer.self_attn(normed, mask, held)
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+            if index in taps:
+                tapped.append(x[0].astype(mx.float32))
+        return x, mx.concatenate(tapped, axis=-1)
+
+
+def _is_delta(layer: nn.Module) -> bool:
+    return getattr(layer, "is_linear", False)

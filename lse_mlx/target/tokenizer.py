@@ -1,0 +1,114 @@
+"""The target's tokenizer: prompts in, text out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer, TokenizerWrapper
+from mlx_lm.tokenizer_utils import load as load_wrapper
+
+from lse_mlx.errors import CheckpointError, RequestError
+
+Message = dict[str, Any]
+Prompt = str | Sequence[Message] | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """mlx-lm's tokenizer with the rules a request needs.
+
+    wrapper: mlx-lm's TokenizerWrapper
+    vocab_size: the target's; ids from it on are refused
+    """
+
+    wrapper: TokenizerWrapper
+    vocab_size: int
+
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        """Ids that end a reply."""
+        return frozenset(self.wrapper.eos_token_ids)
+
+    def encode(self, prompt: Prompt, raw: bool = False) -> list[int]:
+        """Token ids of a prompt.
+
+        A string is one user message put through the chat template, or plain text if `raw` is set or
+        there is no template; a list of messages always goes through the template; a list of ids is
+        taken as it is. Raises RequestError for an empty prompt, ids outside the vocabulary, and
+        messages that the template refuses.
+        """
+        if isinstance(prompt, str):
+            if not prompt.strip() and not (raw and prompt):
+                raise RequestError("The prompt is empty: give it some text.")
+            if raw or not self.wrapper.has_chat_template:
+                return self._checked(self.wrapper.encode(prompt))
+            prompt = [{"role": "user", "content": prompt}]
+        if not prompt:
+            raise RequestError("The prompt is empty: give it at least one message or token.")
+        if all(isinstance(item, dict) for item in prompt):
+            return self._checked(self._apply_template(list(prompt)))  # type: ignore[arg-type]
+        return self._checked(list(prompt))  # type: ignore[arg-type]
+
+    def decode(self, tokens: list[int]) -> str:
+        """The text of `tokens`."""
+        return self.wrapper.decode(tokens)
+
+    def streaming(self) -> NaiveStreamingDetokenizer:
+        """A fresh detokenizer that gives text as soon as its characters are complete."""
+        return NaiveStreamingDetokenizer(self.wrapper._tokenizer)
+
+    def _apply_template(self, messages: list[Message]) -> list[int]:
+        if not self.wrapper.has_chat_template:
+            raise RequestError(
+                "This model has no chat template: give the prompt as text instead of messages."
+            )
+        for message in messages:
+            if not isinstance(message.get("role"), str) or "content" not in message:
+                raise RequestError(
+                    f"The message {message!r} is not a chat message: give it a role and a content."
+                )
+        try:
+            return self.wrapper.apply_chat_template(messages, add_generation_prompt=True)
+        except (TemplateError, TypeError) as error:
+            raise RequestError(
+                f"The chat template refuses these messages ({error}): check their roles and order."
+            ) from error
+
+    def _checked(self, tokens: list[int]) -> list[int]:
+        if not tokens:
+            raise RequestError("The prompt is empty: give it some text.")
+        for token in tokens:
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise RequestError(
+                    f"The prompt holds {token!r}: give text, messages, or integer token ids."
+                )
+            if not 0 <= token < self.vocab_size:
+                raise RequestError(
+                    f"Token id {token} is outside the vocabulary of {self.vocab_size}: "
+                    "use ids of this model's tokenizer."
+                )
+        return tokens
+
+
+def load_tokenizer(
+    folder: Path, stop_tokens: int | list[int] | None, vocab_size: int
+) -> Tokenizer:
+    """Load the tokenizer in `folder`.
+
+    stop_tokens: the checkpoint's end tokens; the tokenizer's own if None.
+    Raises CheckpointError when there is none or it does not load.
+    """
+    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
+        raise CheckpointError(
+            f"{folder} has no tokenizer.json: download the tokenizer of this checkpoint."
+        )
+    try:
+        wrapper = load_wrapper(folder, eos_token_ids=stop_tokens)
+    except (ValueError, OSError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"The tokenizer in {folder} does not load ({str(error).splitlines()[0]}): "
+            "download the checkpoint again."
+        ) from error
+    return Tokenizer(wrapper, vocab_size)
