@@ -74,11 +74,9 @@ class Engine:
 
     def generate(self, prompt: Prompt, **options: Any) -> Result:
         """Answer `prompt` and return the whole reply. Takes the options of `stream`."""
-        piece = None
-        for piece in self.stream(prompt, **options):
-            pass
-        assert piece is not None and piece.result is not None  # the last piece always has it
-        return piece.result
+        *_, last = self.stream(prompt, **options)
+        assert last.result is not None  # the last piece always has it
+        return last.result
 
     def stream(
         self,

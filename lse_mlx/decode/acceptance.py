@@ -5,8 +5,8 @@ comes from the residual max(p - q, 0). Whatever q is, each emitted token is then
 Greedy decoding is the same walk with p and q as point masses.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -35,7 +35,13 @@ class Verdict:
         return len(self.overlap)
 
 
-def judge(proposal: Proposal, p_rows: Sequence[Distribution], streams: Streams) -> Verdict:
+class Rows(Protocol):
+    """The target's distributions p_0..p_k, one a row of the pass."""
+
+    def __getitem__(self, row: int, /) -> Distribution: ...
+
+
+def judge(proposal: Proposal, p_rows: Rows, streams: Streams) -> Verdict:
     """Walk the proposal d1..dk along the target's rows p_0..p_k.
 
     Each row consumes one uniform of each of the accept and residual streams, needed or not, so that
@@ -44,8 +50,9 @@ def judge(proposal: Proposal, p_rows: Sequence[Distribution], streams: Streams) 
     """
     tokens: list[int] = []
     overlap: list[float] = []
-    for x, q, p in zip(proposal.tokens, proposal.q, p_rows, strict=False):
+    for row, (x, q) in enumerate(zip(proposal.tokens, proposal.q, strict=True)):
         _check(x, q)
+        p = p_rows[row]
         u, r = streams.accept(), streams.residual()
         overlap.append(float(np.minimum(p.of(q.ids), q.probs).sum()))
         p_x, q_x = _at(p, x), _at(q, x)

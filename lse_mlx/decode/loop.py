@@ -99,6 +99,7 @@ def _prefill(
     speculating = request.speculate and session.drafter is not None
     rest = session.resume(request.prompt, speculating)
     timings.prompt_n, timings.prompt_cached_n = len(rest), len(session.tokens)
+    logits = mx.zeros((1, 0))
     for at in range(0, len(rest), request.prefill_rows):
         piece = rest[at : at + request.prefill_rows]
         rows = session.target.advance(piece, session.state, taps)

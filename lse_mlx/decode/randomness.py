@@ -26,4 +26,6 @@ class Streams:
         """The streams of `seed` (any integer from 0). Raises RequestError for a negative one."""
         if seed < 0:
             raise RequestError(f"seed is {seed}: give an integer from 0 up.")
-        return cls(*(np.random.default_rng(s).random for s in np.random.SeedSequence(seed).spawn(3)))
+        return cls(
+            *(np.random.default_rng(s).random for s in np.random.SeedSequence(seed).spawn(3))
+        )

@@ -13,9 +13,7 @@ def new_delta_state(layer: GatedDeltaNet, dtype: mx.Dtype) -> DeltaState:
     """The state before the first token: all zeros."""
     return DeltaState(
         tail=mx.zeros((1, layer.conv_kernel_size - 1, layer.conv_dim), dtype),
-        recurrent=mx.zeros(
-            (1, layer.num_v_heads, layer.head_v_dim, layer.head_k_dim), mx.float32
-        ),
+        recurrent=mx.zeros((1, layer.num_v_heads, layer.head_v_dim, layer.head_k_dim), mx.float32),
     )
 
 

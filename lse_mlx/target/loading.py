@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 from mlx_lm.utils import load_model
 
 from lse_mlx.errors import CheckpointError
@@ -40,7 +39,7 @@ def load_target(folder: Path, context_length: int | None = None) -> Target:
     model.eval()
     if mx.default_device() == mx.cpu:
         move_to_host(model)
-    inner: nn.Module = model.language_model if "language_model" in model else model
+    inner: Any = model.language_model if "language_model" in model else model
     return Target(
         trunk=inner.model,
         lm_head=inner.lm_head if "lm_head" in inner else None,

@@ -1,9 +1,9 @@
 """The target: the model that decides every token, run layer by layer with taps."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
 
@@ -33,8 +33,8 @@ class Target:
     context_length: the most tokens a sequence may hold
     """
 
-    trunk: nn.Module
-    lm_head: nn.Module | None
+    trunk: Any
+    lm_head: Any
     hidden_size: int
     vocab_size: int
     context_length: int
@@ -101,5 +101,5 @@ class Target:
         return x, mx.concatenate(tapped, axis=-1)
 
 
-def _is_delta(layer: nn.Module) -> bool:
+def _is_delta(layer: Any) -> bool:
     return getattr(layer, "is_linear", False)

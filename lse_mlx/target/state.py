@@ -38,7 +38,8 @@ class DeltaState:
     def commit(self, n: int) -> None:
         """Keep the first `n` rows of the open pass."""
         assert self.inputs is not None
-        self.tail = self.inputs[:, n : n + self.tail.shape[1]]
+        # A copy: a slice would keep the inputs of all rows, which a piece of the prompt has many of.
+        self.tail = mx.contiguous(self.inputs[:, n : n + self.tail.shape[1]])
         self.pending = None if self.rows is None else self.rows.first(n)
         self.inputs = self.rows = None
 

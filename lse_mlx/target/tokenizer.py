@@ -92,9 +92,7 @@ class Tokenizer:
         return tokens
 
 
-def load_tokenizer(
-    folder: Path, stop_tokens: int | list[int] | None, vocab_size: int
-) -> Tokenizer:
+def load_tokenizer(folder: Path, stop_tokens: int | list[int] | None, vocab_size: int) -> Tokenizer:
     """Load the tokenizer in `folder`.
 
     stop_tokens: the checkpoint's end tokens; the tokenizer's own if None.

@@ -1,0 +1,41 @@
+"""What the commands share: the choice of a model, and errors as one sentence."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import mlx.core as mx
+import typer
+from rich.console import Console
+
+from lse_mlx.checkpoints.resolve import DEMO
+from lse_mlx.errors import LseError, RequestError
+
+console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def choose_model(model: str | None) -> str:
+    """The model to use: the one named, or the demo pair where no Apple GPU could run a larger one.
+
+    Says on stderr when it chose. Raises RequestError on an Apple GPU, where the user must choose.
+    """
+    if model is not None:
+        return model
+    if mx.metal.is_available():
+        raise RequestError(
+            f"No model is named: give --model with a folder or a repository, or --model {DEMO}."
+        )
+    console.print("No --model given and no Apple GPU here: using the small demo pair.", style="dim")
+    return DEMO
+
+
+@contextmanager
+def one_sentence_errors() -> Iterator[None]:
+    """Turn an LseError into its sentence on stderr and exit status 1, and Ctrl-C into status 130."""
+    try:
+        yield
+    except LseError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt as error:
+        raise typer.Exit(130) from error

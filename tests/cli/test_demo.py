@@ -1,0 +1,56 @@
+"""`lse-mlx demo`: the comparison that a newcomer sees first."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from lse_mlx.cli.demo import built_in_prompts
+from lse_mlx.cli.main import app
+
+
+@pytest.fixture(scope="module")
+def report() -> dict:
+    result = CliRunner().invoke(app, ["demo", "--max-tokens", "16", "--json"])
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_the_built_in_prompts_are_eight_different_ones(report: dict):
+    prompts = [entry["prompt"] for entry in report["replies"]]
+    assert prompts == built_in_prompts()
+    assert len(set(prompts)) == 8
+
+
+def test_both_ways_emit_the_same_tokens(report: dict):
+    assert report["identical"] is True
+    assert all(entry["identical"] for entry in report["replies"])
+
+
+def test_the_report_holds_the_figures_and_they_agree(report: dict):
+    assert report["ratio"] == pytest.approx(
+        report["speculative_tokens_per_second"] / report["plain_tokens_per_second"]
+    )
+    assert 1 <= report["tokens_per_pass"] <= 8
+    assert len(report["acceptance_by_position"]) == 7
+    assert report["mlx_lm_tokens_per_second"] > 0
+    assert report["mlx_lm_fp32_tokens_per_second"] > 0
+    assert report["tokens"] == sum(entry["tokens"] for entry in report["replies"])
+
+
+def test_on_a_terminal_it_shows_the_reply_and_the_ratio():
+    result = CliRunner().invoke(
+        app, ["demo", "--prompt", "Tell me about the moon.", "--max-tokens", "8"]
+    )
+    assert result.exit_code == 0
+    assert result.stdout.strip()
+    assert "ratio" in result.stderr
+    assert "the same tokens" in result.stderr
+
+
+def test_a_target_without_a_drafter_has_nothing_to_compare():
+    from lse_mlx import demo_pair
+
+    result = CliRunner().invoke(app, ["demo", "--model", str(demo_pair.TARGET)])
+    assert result.exit_code == 1
+    assert "drafter" in result.stderr

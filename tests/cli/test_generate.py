@@ -1,0 +1,169 @@
+"""`lse-mlx generate`: what it prints, and one sentence for whatever cannot be done."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lse_mlx import demo_pair
+from lse_mlx.cli.main import app
+
+PROMPT = "Write a story about a shy fox."
+
+
+def run(*arguments: str, stdin: str | None = None):
+    return CliRunner().invoke(app, ["generate", *arguments], input=stdin)
+
+
+def reply(*arguments: str) -> dict:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_text_goes_to_stdout_and_everything_else_to_stderr():
+    result = run(PROMPT, "--max-tokens", "12")
+    assert result.exit_code == 0
+    assert result.stdout.strip() == reply(PROMPT, "--max-tokens", "12")["text"].strip()
+    assert "demo pair" in result.stderr.splitlines()[0]
+    assert "tokens/s" in result.stderr
+
+
+def test_naming_the_demo_says_nothing_about_it():
+    assert "demo pair" not in run(PROMPT, "--model", "demo", "--max-tokens", "2").stderr
+
+
+def test_json_is_one_object_with_ids_reason_seed_and_timings():
+    found = reply(PROMPT, "--max-tokens", "12")
+    assert len(found["token_ids"]) == 12
+    assert (found["finish_reason"], found["stop_reason"]) == ("length", "max_tokens")
+    timings = found["timings"]
+    assert timings["spec_method"] == "dflash2"
+    assert timings["generated_n"] == 12
+    assert timings["decode_n"] == 11
+    assert timings["spec_accepted"] + timings["spec_steps"] + timings["spec_plain_steps"] >= 11
+
+
+def test_no_drafter_gives_the_same_tokens_without_speculation():
+    alone = reply(PROMPT, "--max-tokens", "24", "--no-drafter")
+    assert alone["token_ids"] == reply(PROMPT, "--max-tokens", "24")["token_ids"]
+    assert alone["timings"]["spec_method"] == "none"
+
+
+def test_a_seed_fixes_a_sampled_reply_and_another_seed_changes_it():
+    sampled = (PROMPT, "--max-tokens", "32", "--temperature", "1", "--seed")
+    first, again, other = reply(*sampled, "7"), reply(*sampled, "7"), reply(*sampled, "8")
+    assert first["token_ids"] == again["token_ids"]
+    assert first["token_ids"] != other["token_ids"]
+
+
+def test_the_seed_that_was_taken_is_named_and_gives_the_reply_again():
+    sampled = (PROMPT, "--max-tokens", "24", "--temperature", "1", "--top-p", "0.9")
+    first = reply(*sampled)
+    assert reply(*sampled, "--seed", str(first["seed"]))["token_ids"] == first["token_ids"]
+
+
+def test_top_k_of_one_is_greedy_at_any_temperature():
+    greedy = reply(PROMPT, "--max-tokens", "16")["token_ids"]
+    found = reply(PROMPT, "--max-tokens", "16", "--temperature", "1.5", "--top-k", "1")
+    assert found["token_ids"] == greedy
+
+
+def test_min_p_of_one_is_greedy_at_any_temperature():
+    greedy = reply(PROMPT, "--max-tokens", "16")["token_ids"]
+    found = reply(PROMPT, "--max-tokens", "16", "--temperature", "1.5", "--min-p", "1")
+    assert found["token_ids"] == greedy
+
+
+def test_raw_leaves_out_the_chat_template():
+    text = "One day, a little fox"
+    raw, chat = reply(text, "--raw", "--max-tokens", "4"), reply(text, "--max-tokens", "4")
+    assert raw["prompt_n"] < chat["prompt_n"]
+
+
+def test_a_dash_reads_the_prompt_from_standard_input():
+    piped = json.loads(run("-", "--max-tokens", "4", "--json", stdin=PROMPT).stdout)
+    assert piped["token_ids"] == reply(PROMPT, "--max-tokens", "4")["token_ids"]
+
+
+@pytest.fixture
+def misfit(tmp_path: Path) -> Path:
+    """A drafter made for a target of another width."""
+    shutil.copytree(demo_pair.DRAFTER, tmp_path / "misfit")
+    path = tmp_path / "misfit" / "config.json"
+    config = json.loads(path.read_text())
+    config["hidden_size"] *= 2
+    path.write_text(json.dumps(config))
+    return path.parent
+
+
+def assert_one_sentence(result, *words: str) -> None:
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    message = result.stderr.strip().splitlines()[-1]
+    assert message.startswith("error: ")
+    assert message.endswith(".")
+    assert "Traceback" not in result.stderr
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((PROMPT, "--model", "no-such-model"), ("no-such-model", "does not exist")),
+        ((PROMPT, "--model", "./missing/folder"), ("missing/folder", "does not exist")),
+        ((PROMPT, "--model", __file__), ("test_generate.py", "is a file")),
+        ((PROMPT, "--model", str(Path(__file__).parent)), ("config.json",)),
+        ((PROMPT, "--drafter", "no-such-drafter"), ("no-such-drafter", "drafter")),
+        ((PROMPT, "--drafter", str(demo_pair.TARGET)), ("drafter",)),
+        ((PROMPT, "--model", str(demo_pair.DRAFTER)), ("drafter",)),
+        (("",), ("prompt is empty",)),
+        (("  \n",), ("prompt is empty",)),
+        (("fox " * 5000,), ("context", "shorten")),
+        ((PROMPT, "--temperature", "-1"), ("temperature", "-1")),
+        ((PROMPT, "--temperature", "nan"), ("temperature", "nan")),
+        ((PROMPT, "--top-k", "-1"), ("top_k", "-1")),
+        ((PROMPT, "--top-p", "0"), ("top_p", "0")),
+        ((PROMPT, "--top-p", "1.5"), ("top_p", "1.5")),
+        ((PROMPT, "--min-p", "2"), ("min_p", "2")),
+        ((PROMPT, "--seed", "-3"), ("seed", "-3")),
+        ((PROMPT, "--max-tokens", "0"), ("max_tokens", "0")),
+        ((PROMPT, "--drafter", "demo", "--no-drafter"), ("--no-drafter",)),
+    ],
+)
+def test_bad_input_gets_one_sentence(arguments: tuple[str, ...], words: tuple[str, ...]):
+    assert_one_sentence(run(*arguments), *words)
+
+
+def test_a_drafter_of_another_width_is_refused(misfit: Path):
+    assert_one_sentence(run(PROMPT, "--drafter", str(misfit)), "hidden_size", "640", "320")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_target_that_lacks_a_file_is_refused(tmp_path: Path, name: str):
+    shutil.copytree(demo_pair.TARGET, tmp_path / "target")
+    (tmp_path / "target" / name).unlink()
+    assert_one_sentence(
+        run(PROMPT, "--model", str(tmp_path / "target")), name.split(".", maxsplit=1)[0]
+    )
+
+
+def test_the_installed_command_answers_and_fails_cleanly(tmp_path: Path):
+    command = [sys.executable, "-c", "from lse_mlx.cli.main import app; app()", "generate"]
+    good = subprocess.run(
+        [*command, PROMPT, "--max-tokens", "4"],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert good.returncode == 0
+    assert good.stdout.strip()
+    bad = subprocess.run([*command, ""], check=False, capture_output=True, text=True, cwd=tmp_path)
+    assert bad.returncode == 1
+    assert bad.stderr.strip().splitlines()[-1].startswith("error: ")

@@ -1,0 +1,116 @@
+"""The public API with the demo pair: the trained models, the real drafter, real text."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+import lse_mlx
+from lse_mlx import demo_pair
+
+TURN = "Write a story about a shy fox."
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[lse_mlx.Engine]:
+    with lse_mlx.load() as loaded:
+        yield loaded
+
+
+def held_out(count: int) -> list[str]:
+    entries = json.loads(demo_pair.HELD_OUT_PROMPTS.read_text(encoding="utf-8"))
+    return [entry["prompt"] for entry in entries[:count]]
+
+
+@pytest.mark.parametrize("prompt", held_out(30))
+def test_greedy_output_equals_plain_output(engine: lse_mlx.Engine, prompt: str):
+    fast = engine.generate(prompt, max_tokens=48)
+    alone = engine.generate(prompt, max_tokens=48, speculate=False)
+    assert fast.token_ids == alone.token_ids
+    assert fast.text == alone.text
+    assert fast.stop_reason == alone.stop_reason
+    assert fast.timings["spec_accepted"] > 0
+
+
+def test_greedy_output_stays_equal_past_the_drafters_window(engine: lse_mlx.Engine):
+    prompt = "Tell me a story about a brave sailor. " * 12  # 128 positions are the window
+    fast = engine.generate(prompt, max_tokens=160)
+    assert fast.prompt_n + len(fast.token_ids) > 200
+    assert fast.token_ids == engine.generate(prompt, max_tokens=160, speculate=False).token_ids
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "top_p": 0.95, "seed": 3}])
+def test_a_second_turn_equals_a_cold_run(engine: lse_mlx.Engine, options: dict):
+    session = engine.session()
+    first = engine.generate(TURN, max_tokens=40, session=session, **options)
+    turns = [
+        {"role": "user", "content": TURN},
+        {"role": "assistant", "content": first.text},
+        {"role": "user", "content": "Tell me more."},
+    ]
+    warm = engine.generate(turns, max_tokens=40, session=session, **options)
+    cold = engine.generate(turns, max_tokens=40, **options)
+    assert warm.token_ids == cold.token_ids
+    assert warm.timings["prompt_cached_n"] > first.prompt_n
+    assert cold.timings["prompt_cached_n"] == 0
+
+
+def test_pieces_add_up_to_the_result(engine: lse_mlx.Engine):
+    pieces = list(engine.stream(TURN, max_tokens=40))
+    result = pieces[-1].result
+    assert result is not None
+    assert "".join(str(piece) for piece in pieces) == result.text
+    assert [t for piece in pieces for t in piece.token_ids] == result.token_ids
+    assert engine.tokenizer.decode(result.token_ids) == result.text
+    assert all(piece.result is None for piece in pieces[:-1])
+
+
+def test_messages_text_and_ids_are_the_same_prompt(engine: lse_mlx.Engine):
+    messages = [{"role": "user", "content": TURN}]
+    ids = engine.tokenizer.encode(messages)
+    replies = [engine.generate(p, max_tokens=8).token_ids for p in (TURN, messages, ids)]
+    assert replies[0] == replies[1] == replies[2]
+
+
+def test_a_prompt_that_fills_the_context_to_the_last_token(engine: lse_mlx.Engine):
+    with lse_mlx.load(context_length=24) as small:
+        ids = small.tokenizer.encode("One day, a little fox", raw=True)
+        result = small.generate(ids, max_tokens=None)
+        assert len(ids) + len(result.token_ids) == 24
+        assert (result.finish_reason, result.stop_reason) == ("length", "context_full")
+        expected = engine.generate(ids, max_tokens=24 - len(ids))
+        assert result.token_ids == expected.token_ids
+        with pytest.raises(lse_mlx.RequestError, match="context holds 24"):
+            small.generate(ids * 24)
+
+
+def test_a_request_is_refused_before_the_first_piece(engine: lse_mlx.Engine):
+    with pytest.raises(lse_mlx.RequestError, match="temperature"):
+        engine.stream(TURN, temperature=-0.5)
+
+
+def test_a_session_of_another_engine_is_refused(engine: lse_mlx.Engine):
+    with lse_mlx.load() as other, pytest.raises(lse_mlx.RequestError, match="another engine"):
+        engine.generate(TURN, session=other.session())
+
+
+def test_two_engines_live_side_by_side(engine: lse_mlx.Engine):
+    with lse_mlx.load() as other:
+        mine, theirs = engine.stream(TURN, max_tokens=16), other.stream(TURN, max_tokens=16)
+        pairs = list(zip(mine, theirs, strict=True))
+    assert [a.token_ids for a, _ in pairs] == [b.token_ids for _, b in pairs]
+
+
+def test_a_closed_engine_says_so():
+    engine = lse_mlx.load()
+    engine.close()
+    engine.close()
+    with pytest.raises(lse_mlx.RequestError, match="closed"):
+        engine.generate(TURN)
+
+
+def test_a_target_alone_decodes_plain():
+    with lse_mlx.load(drafter=None) as alone:
+        result = alone.generate(TURN, max_tokens=8)
+    assert result.timings["spec_method"] == "none"
+    assert "spec_steps" not in result.timings
