@@ -69,12 +69,13 @@ def _on_host(
     Returns y [T, Hv, Dv] (empty where q is None) and the state [Hv, Dv, Dk].
     """
     repeat = rows.v.shape[2] // rows.k.shape[2]
-    k = _heads(rows.k, repeat)
-    v, g, beta = (np.asarray(a.astype(mx.float32))[0] for a in (rows.v, rows.g, rows.beta))
-    s = np.array(state[0])
+    inputs = [a.astype(mx.float32) for a in (*rows.arrays(), *([] if q is None else [q]))]
+    mx.eval(inputs)  # once: each round trip to MLX's thread costs more than a row
+    k, v, g, beta, *read = (np.asarray(a)[0] for a in inputs)
+    k, queries = np.repeat(k, repeat, axis=1), [np.repeat(a, repeat, axis=1) for a in read]
+    s = np.array(state)[0]
     flat = s.reshape(len(s), -1)
     write = np.empty_like(s)
-    queries = None if q is None else _heads(q, repeat)
     y = np.empty(v.shape if q is not None else (0,), np.float32)
     for t in range(len(v)):
         flat *= g[t][:, None]
@@ -82,11 +83,6 @@ def _on_host(
         delta = (v[t] - memory) * beta[t][:, None]
         np.einsum("hv,hk->hvk", delta, k[t], out=write)
         s += write
-        if queries is not None:
-            np.matmul(s, queries[t][:, :, None], out=y[t][:, :, None])
+        if queries:
+            np.matmul(s, queries[0][t][:, :, None], out=y[t][:, :, None])
     return y, s
-
-
-def _heads(x: mx.array, repeat: int) -> NDArray[np.float32]:
-    """[1, T, Hk, Dk] as fp32 [T, Hv, Dk]: each key head serves `repeat` value heads."""
-    return np.repeat(np.asarray(x.astype(mx.float32))[0], repeat, axis=1)
