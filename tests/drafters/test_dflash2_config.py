@@ -1,0 +1,221 @@
+"""Every refusal of a config.json says the field, the value, and what to do."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lse_mlx.drafters.dflash2 import DFlash2Config, load_dflash2
+from lse_mlx.errors import CheckpointError
+from tests.drafters.tiny_dflash2 import SLOTS, save, shared, tiny_config, tiny_target, tiny_tensors
+
+MISSING = object()
+
+
+def changed(field: str, value: object) -> dict[str, Any]:
+    """The tiny config with the dotted `field` set to `value`, or taken out."""
+    values = tiny_config()
+    *path, last = field.split(".")
+    inner = values
+    for part in path:
+        inner = inner[part]
+    if value is MISSING:
+        del inner[last]
+    else:
+        inner[last] = value
+    return values
+
+
+def test_a_config_is_read_whole() -> None:
+    config = DFlash2Config.parse(tiny_config())
+    assert config.target_layer_ids == (1, 3, 4)
+    assert (config.block_size, config.mask_token_id, config.selector_top_k) == (8, 7, 5)
+    assert (config.ring_slots, config.conv_groups, config.quantization) == (SLOTS, 4, None)
+
+
+REQUIRED = [
+    *(name for name in tiny_config() if name not in ("rope_parameters", "dflash_config")),
+    "rope_parameters",
+    "rope_parameters.rope_type",
+    "rope_parameters.rope_theta",
+    "dflash_config",
+    *(f"dflash_config.{name}" for name in tiny_config()["dflash_config"]),
+]
+
+
+@pytest.mark.parametrize("field", REQUIRED)
+@pytest.mark.parametrize("value", [MISSING, None], ids=["missing", "null"])
+def test_a_missing_field_is_named(field: str, value: object) -> None:
+    with pytest.raises(CheckpointError, match=rf"has no {field}[.:].*published"):
+        DFlash2Config.parse(changed(field, value))
+
+
+COUNTS = [
+    "hidden_size",
+    "vocab_size",
+    "num_hidden_layers",
+    "num_target_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "sliding_window",
+    "dflash_config.block_size",
+    "dflash_config.conv_group_size",
+    "dflash_config.selector_rank",
+    "dflash_config.selector_top_k",
+]
+
+
+@pytest.mark.parametrize("field", COUNTS)
+@pytest.mark.parametrize("value", [0, -3, 2.0, "8", True, 1 << 31, [8]])
+def test_a_count_that_is_none_is_refused(field: str, value: object) -> None:
+    assert_refused(field, value)
+
+
+def assert_refused(field: str, value: object) -> None:
+    with pytest.raises(CheckpointError) as refusal:
+        DFlash2Config.parse(changed(field, value))
+    message = str(refusal.value)
+    assert f"{field} = {value!r}, but " in message
+    assert ": " in message, "what to do follows a colon"
+    assert message.endswith(".")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("architectures", []),
+        ("architectures", ["Qwen3ForCausalLM"]),
+        ("architectures", "DFlash2DraftModel"),
+        ("is_causal", True),
+        ("is_causal", 0),
+        ("rope_parameters.rope_type", "yarn"),
+        ("rope_parameters.rope_theta", 0),
+        ("rope_parameters.rope_theta", -1.0),
+        ("rope_parameters.rope_theta", float("inf")),
+        ("rope_parameters.rope_theta", 10**400),
+        ("rope_parameters.partial_rotary_factor", 0.5),
+        ("rms_norm_eps", float("nan")),
+        ("rms_norm_eps", 0.0),
+        ("rms_norm_eps", "1e-6"),
+        ("layer_types", ["sliding_attention"]),
+        ("layer_types", ["sliding_attention", "full_attention"]),
+        ("layer_types", "sliding_attention"),
+        ("hidden_act", "gelu"),
+        ("num_attention_heads", 3),
+        ("head_dim", 15),
+        ("sliding_window", 1),
+        ("sliding_window", 7),
+        ("dflash_config.block_size", 1),
+        ("dflash_config.block_size", 9),
+        ("dflash_config.mask_token_id", -1),
+        ("dflash_config.mask_token_id", 199),
+        ("dflash_config.mask_token_id", 7.0),
+        ("dflash_config.conv_kernel_size", 3),
+        ("dflash_config.conv_group_size", 15),
+        ("dflash_config.selector_top_k", 200),
+        ("dflash_config.input_embedding_scale", 8.0),
+        ("dflash_config.output_multiplier", 0.5),
+        ("dflash_config.output_multiplier", True),
+        ("dflash_config.final_logit_softcapping", 30.0),
+        ("dflash_config.target_layer_ids", []),
+        ("dflash_config.target_layer_ids", [1, 1, 2]),
+        ("dflash_config.target_layer_ids", [3, 1]),
+        ("dflash_config.target_layer_ids", [-1, 2]),
+        ("dflash_config.target_layer_ids", [1, 5]),
+        ("dflash_config.target_layer_ids", [1, 2.0]),
+        ("dflash_config.target_layer_ids", 3),
+        ("quantization", "q8"),
+        ("quantization_config", [64, 8]),
+    ],
+)
+def test_unsupported_values_are_refused_by_name(field: str, value: object) -> None:
+    assert_refused(field, value)
+
+
+@pytest.mark.parametrize(
+    ("block", "named"),
+    [
+        ({"group_size": 64, "bits": 3}, "quantization.bits = 3"),
+        ({"group_size": 16, "bits": 8}, "quantization.group_size = 16"),
+        ({"group_size": 64, "bits": 8, "mode": "mxfp8"}, "quantization.mode = 'mxfp8'"),
+        ({"group_size": 64}, "no quantization.bits"),
+        ({"bits": 8}, "no quantization.group_size"),
+    ],
+)
+def test_unsupported_quantization_is_refused(block: dict[str, Any], named: str) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        DFlash2Config.parse(tiny_config(quantization=block))
+
+
+@pytest.mark.parametrize(
+    ("field", "neutral"),
+    [
+        ("dflash_config.input_embedding_scale", 1.0),
+        ("dflash_config.output_multiplier", 1),
+        ("dflash_config.final_logit_softcapping", 0.0),
+        ("rope_parameters.partial_rotary_factor", 1.0),
+        ("hidden_act", "silu"),
+    ],
+)
+def test_neutral_values_are_accepted_null_too(field: str, neutral: object) -> None:
+    plain = DFlash2Config.parse(tiny_config())
+    for value in (neutral, None):
+        assert DFlash2Config.parse(changed(field, value)) == plain
+
+
+def test_a_null_quantization_is_none_and_either_name_will_do() -> None:
+    block = {"group_size": 64, "bits": 8}
+    assert DFlash2Config.parse(tiny_config(quantization=None)).quantization is None
+    for name in ("quantization", "quantization_config"):
+        found = DFlash2Config.parse(tiny_config(**{name: block})).quantization
+        assert found is not None
+        assert (found.group_size, found.bits) == (64, 8)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read"),
+        (b"", "is not JSON"),
+        (b'{"architectures": ', "is not JSON"),
+        (b"\xff\xfe\x00", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b"[1, 2]", "holds a list"),
+    ],
+)
+def test_a_file_that_is_no_config_is_refused(
+    tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=message):
+        DFlash2Config.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("hidden_size", 128), ("vocab_size", 200), ("num_target_layers", 6)]
+)
+def test_a_drafter_of_another_target_is_refused(field: str, value: int) -> None:
+    config = replace(DFlash2Config.parse(tiny_config()), **{field: value})
+    with pytest.raises(CheckpointError, match=rf"{field} = {value}, but the target has"):
+        config.check_target(shared(tiny_target()))
+
+
+def test_taps_beyond_the_target_are_refused() -> None:
+    config = replace(DFlash2Config.parse(tiny_config()), target_layer_ids=(1, 5))
+    with pytest.raises(CheckpointError, match=r"target_layer_ids = \[1, 5\], but .* 0..4"):
+        config.check_target(shared(tiny_target()))
+
+
+def test_the_target_is_checked_before_weights_are_read(tmp_path: Path) -> None:
+    values = tiny_config(num_target_layers=6)
+    folder = save(tmp_path, values, tiny_tensors())
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="num_target_layers = 6"):
+        load_dflash2(folder, shared(tiny_target()))
+    assert json.loads((folder / "config.json").read_text())["num_target_layers"] == 6
