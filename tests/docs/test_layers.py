@@ -1,0 +1,69 @@
+"""Imports point one way: docs/architecture.md draws it, this holds the code to it."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "lse_mlx"
+BASE = {"errors", "distribution"}
+# What each part of the package may import, besides itself.
+MAY_IMPORT = {
+    "errors": set(),
+    "distribution": {"errors"},
+    "kernels": BASE,
+    "drafters": BASE | {"kernels"},
+    "target": BASE | {"kernels"},
+    "demo_pair": set(),
+    "checkpoints": BASE | {"demo_pair"},
+    "decode": BASE | {"drafters", "kernels", "target"},
+    "engine": BASE | {"checkpoints", "decode", "drafters", "kernels", "target"},
+    "__init__": BASE | {"decode", "engine"},
+    "comparison": BASE | {"engine"},
+    "cli": BASE | {"__init__", "checkpoints", "comparison", "decode", "demo_pair", "engine"},
+}
+
+
+def part_of(module: str) -> str:
+    """The part of the package that `lse_mlx.a.b` belongs to: `a`, or `__init__` for the package."""
+    return [*module.split("."), "__init__"][1]
+
+
+def imported_by(path: Path) -> set[str]:
+    """Every module of the package that the file `path` imports, anywhere in it."""
+    package = ["lse_mlx", *path.relative_to(PACKAGE).parts[:-1]]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            up = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*up, *([node.module] if node.module else [])])
+            if module == "lse_mlx":  # from lse_mlx import engine, or from lse_mlx import load
+                names = {alias.name for alias in node.names}
+                found.update(f"lse_mlx.{n}" if n in MAY_IMPORT else "lse_mlx" for n in names)
+            else:
+                found.add(module)
+    return {module for module in found if module.split(".")[0] == "lse_mlx"}
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=[p.relative_to(PACKAGE).as_posix() for p in FILES])
+def test_imports_point_one_way(path: Path) -> None:
+    own = path.relative_to(PACKAGE).with_suffix("").parts[0]
+    others = {part_of(module) for module in imported_by(path)} - {own}
+    assert others <= MAY_IMPORT[own], f"{own} may not import {others - MAY_IMPORT[own]}"
+
+
+def test_the_allowed_directions_hold_no_circle() -> None:
+    done: set[str] = set()
+    while ready := {n for n, below in MAY_IMPORT.items() if n not in done and below <= done}:
+        done |= ready
+    assert done == set(MAY_IMPORT)
+
+
+def test_every_part_has_its_place() -> None:
+    parts = {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in FILES}
+    assert parts <= set(MAY_IMPORT)

@@ -1,0 +1,127 @@
+"""The pages stay true: the paths they name exist, and their commands and examples are run."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "metal_kernels" / "README.md", *(ROOT / "docs").glob("*.md")]
+BIN = Path(sys.executable).parent
+
+STORY = '.venv/bin/lse-mlx generate "Write a story about a shy fox." --max-tokens 64'
+TIPS = '.venv/bin/lse-mlx generate "Give me tips for sleeping well." --max-tokens 64'
+
+# Every command that a page shows, by how it is run. A new one has to be put into one of the three.
+RUN_BY_CI = {  # the command, and the words of .ci/run that run it
+    "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/lse-mlx demo": (
+        'as_typed "$first" "${setup[0]}"'
+    ),
+    "python3 -m venv .venv && .venv/bin/pip install -e '.[test]' && .venv/bin/python -m pytest": (
+        'as_typed "$second" "${setup[1]}"'
+    ),
+    ".ci/run": "#!/usr/bin/env bash",
+}
+RUN_HERE = [
+    STORY,
+    f"{STORY} --no-drafter",
+    f"{TIPS} --temperature 0.7 --seed 7 --json",
+    '.venv/bin/lse-mlx demo --prompt "Tell me about the moon." --max-tokens 64',
+]
+NOT_RUN = {  # the command, and why
+    ".venv/bin/pip install '.[cuda13]' && "
+    ".venv/bin/pip install --force-reinstall --no-deps mlx-cuda-13": "needs an NVIDIA GPU",
+    ".venv/bin/python -m pytest -m slow": "takes minutes, and is itself a test run",
+    ".venv/bin/python -m pytest -m gpu": "needs a GPU",
+}
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of `page` in `language`."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S)
+
+
+def commands(page: Path) -> list[str]:
+    """The commands of `page`, one a line."""
+    return [line for block in blocks(page, "sh") for line in block.splitlines() if line]
+
+
+def run(command: list[str] | str, **how) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False, **how
+    )
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_path_exists(page: Path) -> None:
+    named = re.findall(
+        r"`((?:\.ci|docs|examples|lse_mlx|metal_kernels|scripts|tests)/[^`\s]*)`",
+        page.read_text("utf-8"),
+    )
+    # In an installed package only: the wheel's own tests look there.
+    missing = [p for p in named if p != "lse_mlx/metal_kernels" and not (ROOT / p).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_says_what_it_is(page: Path) -> None:
+    opening = re.findall(r"^```(.*)$", page.read_text("utf-8"), re.M)[::2]
+    assert set(opening) <= {"sh", "python", ""}, "commands are in sh blocks, examples in python"
+
+
+def test_every_command_is_accounted_for() -> None:
+    shown = {line for page in PAGES for line in commands(page)}
+    assert shown == {*RUN_BY_CI, *RUN_HERE, *NOT_RUN}
+
+
+@pytest.mark.parametrize("command", RUN_BY_CI)
+def test_ci_runs_it(command: str) -> None:
+    assert RUN_BY_CI[command] in (ROOT / ".ci" / "run").read_text("utf-8")
+
+
+def test_setting_up_is_two_commands() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    section = readme.split("## Set up\n")[1].split("\n## ")[0]
+    [block] = re.findall(r"^```sh\n(.*?)^```$", section, re.M | re.S)
+    assert block.splitlines() == list(RUN_BY_CI)[:2]
+
+
+@pytest.mark.parametrize("command", RUN_HERE)
+def test_command(command: str) -> None:
+    assert command.startswith(".venv/bin/")
+    here = command.replace(".venv/bin/lse-mlx", f"'{BIN / 'lse-mlx'}'", 1)
+    done = run(here, shell=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+EXAMPLES = [code for page in PAGES for code in blocks(page, "python")]
+
+
+@pytest.mark.parametrize("code", EXAMPLES, ids=range(len(EXAMPLES)))
+def test_example_on_a_page(code: str) -> None:
+    done = run([sys.executable, "-W", "error::DeprecationWarning:lse_mlx", "-c", code])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=name_of)
+def test_example_file(script: Path) -> None:
+    done = run([sys.executable, str(script)])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_the_architecture_names_every_part() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    package = ROOT / "lse_mlx"
+    parts = [f"lse_mlx/{p.parent.name}/" for p in package.glob("*/__init__.py")]
+    files = [f"lse_mlx/{p.name}" for p in package.glob("*.py")]
+    stages = [f"lse_mlx/decode/{p.name}" for p in package.glob("decode/[!_]*.py")]
+    assert not [name for name in [*parts, *files, *stages] if f"`{name}`" not in page]
