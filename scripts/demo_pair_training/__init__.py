@@ -1,0 +1,1 @@
+"""Training of the small demo pair: teacher text, corpus, target, drafter."""
