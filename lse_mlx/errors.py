@@ -1,5 +1,7 @@
 """The errors a caller can act on. Each message is one sentence: what was wrong, which value, what next."""
 
+import re
+
 
 class LseError(Exception):
     """Base of every error that lse-mlx raises on purpose."""
@@ -19,3 +21,9 @@ class DraftError(LseError):
 
 class TargetError(LseError):
     """The target produced logits that no token can be chosen from (NaN, +inf, or nothing finite)."""
+
+
+def reason(error: Exception) -> str:
+    """The first sentence of another library's error, without its full stop, to quote in ours."""
+    text = " ".join(str(error).split())
+    return re.split(r"(?<=[.?!]) ", text)[0].rstrip(".:") or type(error).__name__

@@ -52,7 +52,9 @@ class Sampling:
         if self.temperature == 0:
             return Distribution.point(best)
         ids = self._best_first(logits)
-        weights = np.exp((logits[ids].astype(np.float64) - float(logits[best])) / self.temperature)
+        below = logits[ids].astype(np.float64) - float(logits[best])
+        with np.errstate(over="ignore"):  # a tiny temperature makes it -inf, which has weight 0
+            weights = np.exp(below / self.temperature)
         probs = weights / weights.sum()
         if self.top_p < 1:
             # A token stays while the mass before it is below top_p, so the first always stays.

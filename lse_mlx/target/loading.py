@@ -7,11 +7,21 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.utils import load_model
 
-from lse_mlx.errors import CheckpointError
+from lse_mlx.errors import CheckpointError, reason
 from lse_mlx.kernels.host_linear import move_to_host
 from lse_mlx.target.model import Target
 
 SUPPORTED = ("qwen3_5", "qwen3_5_text", "qwen3")
+_LOADING_ERRORS = (
+    # What mlx-lm and MLX raise on files that hold anything but what they expect.
+    ValueError,
+    RuntimeError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    OSError,
+)
 
 
 def load_target(folder: Path, context_length: int | None = None) -> Target:
@@ -23,7 +33,7 @@ def load_target(folder: Path, context_length: int | None = None) -> Target:
     """
     config = read_config(folder)
     text = _check_supported(config, folder)
-    limit = _context_limit(text, context_length)
+    limit = _context_limit(text, context_length, folder)
     try:
         # mlx-lm knows `qwen3_5` alone: the text part's own name is the same class.
         model, _ = load_model(folder, model_config={"model_type": _family(config)})
@@ -31,9 +41,9 @@ def load_target(folder: Path, context_length: int | None = None) -> Target:
         raise CheckpointError(
             f"{folder} has no model*.safetensors: download the weights of this checkpoint."
         ) from error
-    except (ValueError, RuntimeError, KeyError, TypeError) as error:
+    except _LOADING_ERRORS as error:
         raise CheckpointError(
-            f"The weights in {folder} do not load as {config['model_type']} ({_first_line(error)}): "
+            f"The weights in {folder} do not load as {config['model_type']} ({reason(error)}): "
             "download or convert the checkpoint again."
         ) from error
     model.eval()
@@ -62,7 +72,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         held = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise CheckpointError(
-            f"{path} cannot be read ({_first_line(error)}): download the checkpoint again."
+            f"{path} cannot be read ({reason(error)}): download the checkpoint again."
         ) from error
     if not isinstance(held, dict):
         raise CheckpointError(f"{path} does not hold a JSON object: download the checkpoint again.")
@@ -94,6 +104,11 @@ def _check_supported(config: dict[str, Any], folder: Path) -> dict[str, Any]:
             "name a dense qwen3_5 or qwen3 checkpoint."
         )
     text = config.get("text_config", config)
+    if not isinstance(text, dict):
+        raise CheckpointError(
+            f"The text_config in {folder / 'config.json'} is not an object: "
+            "download the checkpoint again."
+        )
     if text.get("num_experts", 0):
         raise CheckpointError(
             f"{folder} is a mixture of {text['num_experts']} experts, which is not supported: "
@@ -107,8 +122,13 @@ def _check_supported(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     return text
 
 
-def _context_limit(text: dict[str, Any], asked: int | None) -> int:
+def _context_limit(text: dict[str, Any], asked: int | None, folder: Path) -> int:
     own = text.get("max_position_embeddings", 32768)
+    if isinstance(own, bool) or not isinstance(own, int) or own < 2:
+        raise CheckpointError(
+            f"The max_position_embeddings in {folder / 'config.json'} is {own!r}, "
+            "no count of tokens: download the checkpoint again."
+        )
     if asked is None:
         return own
     if not 2 <= asked <= own:
@@ -116,7 +136,3 @@ def _context_limit(text: dict[str, Any], asked: int | None) -> int:
             f"A context of {asked} tokens is not possible: choose 2 to {own} for this checkpoint."
         )
     return asked
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")

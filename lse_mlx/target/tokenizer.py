@@ -9,7 +9,7 @@ from jinja2.exceptions import TemplateError
 from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer, TokenizerWrapper
 from mlx_lm.tokenizer_utils import load as load_wrapper
 
-from lse_mlx.errors import CheckpointError, RequestError
+from lse_mlx.errors import CheckpointError, RequestError, reason
 
 Message = dict[str, Any]
 Prompt = str | Sequence[Message] | Sequence[int]
@@ -106,7 +106,7 @@ def load_tokenizer(folder: Path, stop_tokens: int | list[int] | None, vocab_size
         wrapper = load_wrapper(folder, eos_token_ids=stop_tokens)
     except (ValueError, OSError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"The tokenizer in {folder} does not load ({str(error).splitlines()[0]}): "
+            f"The tokenizer in {folder} does not load ({reason(error)}): "
             "download the checkpoint again."
         ) from error
     return Tokenizer(wrapper, vocab_size)

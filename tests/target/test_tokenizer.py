@@ -1,0 +1,172 @@
+"""Prompts become token ids, or one sentence says what is wrong with them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lse_mlx.errors import CheckpointError, RequestError
+from lse_mlx.target.tokenizer import Tokenizer, load_tokenizer
+from tests.tiny_models import save_tokenizer
+
+END, START = 0, 1
+VOCAB = 262
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Tokenizer:
+    return load_tokenizer(folder, None, VOCAB)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A tokenizer without a chat template."""
+    folder = save_tokenizer(tmp_path_factory.mktemp("bare"), template=False)
+    return load_tokenizer(folder, None, VOCAB)
+
+
+def refusal(tokenizer: Tokenizer, prompt: Any, *named: str, raw: bool = False) -> None:
+    """`prompt` is refused with one sentence that names every one of `named`."""
+    with pytest.raises(RequestError) as refused:
+        tokenizer.encode(prompt, raw)
+    message = str(refused.value)
+    assert message.endswith(".")
+    assert "\n" not in message
+    for name in named:
+        assert name in message
+
+
+def test_raw_text_is_encoded_as_it_is(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("the ant", raw=True)
+    assert [tokenizer.decode([t]) for t in tokens] == ["the", " ", "an", "t"]
+
+
+def test_text_is_one_user_message_in_the_template(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("hi")
+    assert tokenizer.decode(tokens) == "<|start|>user:hi<|end|><|start|>assistant:"
+    assert tokens == tokenizer.encode([{"role": "user", "content": "hi"}])
+    assert tokens.count(START) == 2
+    assert tokens.count(END) == 1
+
+
+def test_messages_keep_their_order(tokenizer: Tokenizer) -> None:
+    said = [("system", "be brief"), ("user", "a"), ("assistant", "b"), ("user", "c")]
+    tokens = tokenizer.encode([{"role": role, "content": text} for role, text in said])
+    expected = "".join(f"<|start|>{role}:{text}<|end|>" for role, text in said)
+    assert tokenizer.decode(tokens) == expected + "<|start|>assistant:"
+
+
+def test_token_ids_are_taken_as_they_are(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode([0, VOCAB - 1, 5]) == [0, VOCAB - 1, 5]
+    assert tokenizer.encode((7, 7)) == [7, 7]
+
+
+def test_without_a_template_text_is_plain_and_messages_are_refused(bare: Tokenizer) -> None:
+    assert bare.encode("hi") == bare.encode("hi", raw=True)
+    refusal(bare, [{"role": "user", "content": "hi"}], "chat template")
+
+
+@pytest.mark.parametrize("prompt", ["", "  \n ", [], ()])
+def test_an_empty_prompt_is_refused(tokenizer: Tokenizer, bare: Tokenizer, prompt: Any) -> None:
+    refusal(tokenizer, prompt, "empty")
+    refusal(bare, prompt, "empty")
+
+
+def test_raw_white_space_is_a_prompt(tokenizer: Tokenizer) -> None:
+    assert len(tokenizer.encode("\n", raw=True)) == 1
+    refusal(tokenizer, "", "empty", raw=True)
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB, 10**12])
+def test_ids_outside_the_vocabulary_are_named(tokenizer: Tokenizer, token: int) -> None:
+    refusal(tokenizer, [3, token], str(token), str(VOCAB))
+
+
+@pytest.mark.parametrize("item", [True, False, 1.0, "7", None])
+def test_ids_that_are_no_integers_are_named(tokenizer: Tokenizer, item: Any) -> None:
+    refusal(tokenizer, [3, item], repr(item))
+
+
+def test_a_tokenizer_larger_than_the_model_is_noticed(folder: Path) -> None:
+    small = load_tokenizer(folder, None, 40)
+    refusal(small, "zebra", "outside the vocabulary of 40")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [{"content": "hi"}, {"role": "user"}, {"role": 3, "content": "hi"}, {}],
+    ids=str,
+)
+def test_a_message_without_role_or_content_is_named(tokenizer: Tokenizer, message: Any) -> None:
+    refusal(tokenizer, [{"role": "user", "content": "hi"}, message], repr(message))
+
+
+def test_what_the_template_refuses_is_said(tokenizer: Tokenizer) -> None:
+    refusal(tokenizer, [{"role": "pirate", "content": "hi"}], "unknown role pirate")
+    refusal(tokenizer, [{"role": "user", "content": 5}], "template")
+
+
+def test_messages_and_ids_do_not_mix(tokenizer: Tokenizer) -> None:
+    refusal(tokenizer, [{"role": "user", "content": "hi"}, 5], "role")
+
+
+def test_stop_tokens_are_the_named_ones_and_the_tokenizers_own(folder: Path) -> None:
+    assert load_tokenizer(folder, None, VOCAB).stop_tokens == {END}
+    assert load_tokenizer(folder, 9, VOCAB).stop_tokens == {END, 9}
+    assert load_tokenizer(folder, [9, 11], VOCAB).stop_tokens == {END, 9, 11}
+
+
+@pytest.mark.parametrize("text", ["plain words", "naïve café, 東京, 🙂 and\nmore "])
+def test_streamed_pieces_are_whole_characters_and_join_to_the_text(
+    tokenizer: Tokenizer, text: str
+) -> None:
+    stream, pieces = tokenizer.streaming(), []
+    for token in tokenizer.encode(text, raw=True):
+        stream.add_token(token)
+        pieces.append(stream.last_segment)
+    stream.finalize()
+    pieces.append(stream.last_segment)
+    assert "".join(pieces) == text == stream.text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_two_streams_do_not_share_text(tokenizer: Tokenizer) -> None:
+    one, other = tokenizer.streaming(), tokenizer.streaming()
+    for token in tokenizer.encode("left", raw=True):
+        one.add_token(token)
+    other.finalize()
+    assert other.text == ""
+
+
+def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no tokenizer\.json"):
+        load_tokenizer(tmp_path, None, VOCAB)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"model": {"type": "none"}}'])
+def test_a_broken_tokenizer_is_named(tmp_path: Path, text: str) -> None:
+    save_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(text, "utf-8")
+    with pytest.raises(CheckpointError, match=r"The tokenizer in .* does not load \(.*\.$"):
+        load_tokenizer(tmp_path, None, VOCAB)
+
+
+def test_a_broken_tokenizer_config_is_named(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{", "utf-8")
+    with pytest.raises(CheckpointError, match=r"The tokenizer in .* does not load \(.*\.$"):
+        load_tokenizer(tmp_path, None, VOCAB)
+
+
+def test_a_template_that_does_not_parse_is_said(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    about = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps(about | {"chat_template": "{% for %}"}), "utf-8")
+    refusal(load_tokenizer(tmp_path, None, VOCAB), "hi", "template")
