@@ -1,13 +1,20 @@
 """What a target state holds, as NumPy arrays, and whether two hold the same bits."""
 
 from dataclasses import replace
+from typing import Any
 
+import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
 from lse_mlx.target.state import DeltaState, TargetState
 
 Held = list[dict[str, NDArray[np.float32]]]
+
+
+def in_numpy(array: Any) -> NDArray[np.float32]:
+    """An array of either kind; NumPy has no bf16, and fp32 holds each of its values."""
+    return np.array(array.astype(mx.float32) if isinstance(array, mx.array) else array)
 
 
 def held_by(state: TargetState) -> Held:
@@ -20,7 +27,7 @@ def held_by(state: TargetState) -> Held:
             assert layer.rows is None
             settled = replace(layer)
             settled.fold_pending()
-            held.append({"tail": np.array(layer.tail), "recurrent": np.array(settled.recurrent)})
+            held.append({"tail": in_numpy(layer.tail), "recurrent": in_numpy(settled.recurrent)})
         elif layer.keys is None:
             held.append({})
         else:
@@ -28,8 +35,8 @@ def held_by(state: TargetState) -> Held:
             cut = slice(0, layer.offset)
             held.append(
                 {
-                    "keys": np.array(layer.keys[:, :, cut]),
-                    "values": np.array(layer.values[:, :, cut]),
+                    "keys": in_numpy(layer.keys[:, :, cut]),
+                    "values": in_numpy(layer.values[:, :, cut]),
                 }
             )
     return held

@@ -110,10 +110,12 @@ def save_checkpoint(folder: Path, kind: str = "bf16", seed: int = 0) -> Path:
     return folder
 
 
-def load_tiny(folder: Path, context_length: int | None = None) -> Target:
-    """The target in `folder` as the project loads it on a CPU."""
+def load_tiny(
+    folder: Path, context_length: int | None = None, on_host: bool | None = None
+) -> Target:
+    """The target in `folder` as the project loads it on a CPU, or there in its device form."""
     with on_cpu():
-        return load_target(folder, context_length)
+        return load_target(folder, context_length, on_host)
 
 
 def load_reference(folder: Path) -> nn.Module:

@@ -9,6 +9,8 @@ from mlx_lm.utils import load_model
 
 from lse_mlx.errors import CheckpointError, reason
 from lse_mlx.kernels.host_linear import move_to_host
+from lse_mlx.target.delta_layer import DeltaLayer, DeltaMixer
+from lse_mlx.target.host_delta_layer import HostDeltaLayer
 from lse_mlx.target.model import Target
 
 SUPPORTED = ("qwen3_5", "qwen3_5_text", "qwen3")
@@ -24,11 +26,14 @@ _LOADING_ERRORS = (
 )
 
 
-def load_target(folder: Path, context_length: int | None = None) -> Target:
+def load_target(
+    folder: Path, context_length: int | None = None, on_host: bool | None = None
+) -> Target:
     """Load the mlx-lm checkpoint in `folder`: `qwen3_5` (its text part, dense) or `qwen3`.
 
-    On the CPU the weights are dequantized to fp32 once; elsewhere they stay as they are.
     context_length: the most tokens a sequence may hold; the checkpoint's own limit if None.
+    on_host: dequantize the weights to fp32 once and compute with NumPy; otherwise keep them as they
+    are and compute with MLX. None chooses the first where MLX's default device is the CPU.
     Raises CheckpointError for a missing, broken or unsupported checkpoint.
     """
     config = read_config(folder)
@@ -47,16 +52,27 @@ def load_target(folder: Path, context_length: int | None = None) -> Target:
             "download or convert the checkpoint again."
         ) from error
     model.eval()
-    if mx.default_device() == mx.cpu:
+    if on_host is None:
+        on_host = mx.default_device() == mx.cpu
+    if on_host:
         move_to_host(model)
     inner: Any = model.language_model if "language_model" in model else model
     return Target(
         trunk=inner.model,
         lm_head=inner.lm_head if "lm_head" in inner else None,
+        mixers=tuple(_mixer(layer, on_host) for layer in inner.model.layers),
         hidden_size=text["hidden_size"],
         vocab_size=text["vocab_size"],
         context_length=limit,
     )
+
+
+def _mixer(layer: Any, on_host: bool) -> DeltaMixer | None:
+    if not getattr(layer, "is_linear", False):
+        return None
+    if on_host:
+        return HostDeltaLayer.of(layer.linear_attn)
+    return DeltaLayer(layer.linear_attn, layer.input_layernorm.weight.dtype)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

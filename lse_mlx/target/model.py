@@ -7,7 +7,7 @@ import mlx.core as mx
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
 
-from lse_mlx.target.delta_layer import mix, new_delta_state
+from lse_mlx.target.delta_layer import DeltaMixer
 from lse_mlx.target.state import DeltaState, TargetState
 
 
@@ -30,11 +30,13 @@ class Target:
 
     trunk:   mlx-lm's inner model: embed_tokens, layers, norm
     lm_head: the output head, or None where the embedding is tied
+    mixers:  for each layer its Gated DeltaNet form, or None where it attends
     context_length: the most tokens a sequence may hold
     """
 
     trunk: Any
     lm_head: Any
+    mixers: tuple[DeltaMixer | None, ...]
     hidden_size: int
     vocab_size: int
     context_length: int
@@ -56,27 +58,21 @@ class Target:
 
     def new_state(self) -> TargetState:
         """The state of an empty sequence."""
-        dtype = self.trunk.layers[0].input_layernorm.weight.dtype
-        return TargetState(
-            [
-                new_delta_state(layer.linear_attn, dtype) if _is_delta(layer) else KVCache()
-                for layer in self.trunk.layers
-            ]
-        )
+        return TargetState([mixer.new_state() if mixer else KVCache() for mixer in self.mixers])
 
     def advance(self, tokens: list[int], state: TargetState, taps: tuple[int, ...]) -> Pass:
         """Take `tokens` (at least one) into `state` for good; logits of the last row only."""
         hidden, features = self._blocks(tokens, state, taps, whole=True)
         logits = self.head(self.trunk.norm(hidden[:, -1]))
         state.commit(len(tokens))
-        mx.async_eval(logits, features, *state.arrays())
+        _start(logits, features, state)
         return Pass(logits, features)
 
     def verify(self, tokens: list[int], state: TargetState, taps: tuple[int, ...]) -> Pass:
         """Run `tokens` (at least one) as an open pass, which `state.commit(n)` must close."""
         hidden, features = self._blocks(tokens, state, taps, whole=len(tokens) == 1)
         logits = self.head(self.trunk.norm(hidden[0]))
-        mx.async_eval(logits, features, *state.arrays())
+        _start(logits, features, state)
         return Pass(logits, features)
 
     def _blocks(
@@ -88,18 +84,20 @@ class Target:
         state.open_rows, state.whole = len(tokens), whole
         x = self.trunk.embed_tokens(mx.array([tokens], mx.int32))
         tapped: list[mx.array] = [x[0, :, :0].astype(mx.float32)]
-        for index, (layer, held) in enumerate(zip(self.trunk.layers, state.layers, strict=True)):
+        stack = zip(self.trunk.layers, self.mixers, state.layers, strict=True)
+        for index, (layer, mixer, held) in enumerate(stack):
             normed = layer.input_layernorm(x)
-            if isinstance(held, DeltaState):
-                x = x + mix(layer.linear_attn, normed, held, whole)
+            if mixer is not None and isinstance(held, DeltaState):
+                x = x + mixer(normed, held, whole)
             else:
-                mask = create_attention_mask(x, held)
-                x = x + layer.self_attn(normed, mask, held)
+                x = x + layer.self_attn(normed, create_attention_mask(x, held), held)
             x = x + layer.mlp(layer.post_attention_layernorm(x))
             if index in taps:
                 tapped.append(x[0].astype(mx.float32))
         return x, mx.concatenate(tapped, axis=-1)
 
 
-def _is_delta(layer: Any) -> bool:
-    return getattr(layer, "is_linear", False)
+def _start(logits: mx.array, features: mx.array, state: TargetState) -> None:
+    """Let the device begin; a state that nobody evaluates would grow a graph without end."""
+    held = [array for array in state.arrays() if isinstance(array, mx.array)]
+    mx.async_eval(logits, features, *held)

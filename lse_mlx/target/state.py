@@ -1,11 +1,12 @@
 """What one sequence owns in the target, and how a verify pass becomes part of it or never happened."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from lse_mlx.kernels.gated_delta import DeltaRows, fold_rows
+from lse_mlx.kernels.gated_delta import Array, DeltaRows
 
 
 @dataclass
@@ -14,6 +15,7 @@ class DeltaState:
 
     tail:      [1, kernel - 1, channels], the last committed inputs of the convolution
     recurrent: fp32 [1, Hv, Dv, Dk]; committed rows in `pending` are still to be folded in
+    fold:      the recurrence that folds rows into `recurrent`, for this kind of array
     pending:   accepted rows of the last verify pass; the next pass folds them in before its own
     inputs:    while a pass is open, [1, kernel - 1 + rows, channels]: the tail and the pass's rows
     rows:      while a pass of several rows is open, what each would put into the recurrent state
@@ -23,27 +25,37 @@ class DeltaState:
     here at once. So a pass never holds a state per row, nor two states of a layer after it ran.
     """
 
-    tail: mx.array
-    recurrent: mx.array
+    tail: Array
+    recurrent: Array
+    fold: Callable[[DeltaRows, Array], Array]
     pending: DeltaRows | None = None
-    inputs: mx.array | None = None
+    inputs: Array | None = None
     rows: DeltaRows | None = None
 
     def fold_pending(self) -> None:
         """Make `recurrent` the state of all committed tokens."""
         if self.pending is not None:
-            self.recurrent = fold_rows(self.pending, self.recurrent)
+            self.recurrent = self.fold(self.pending, self.recurrent)
             self.pending = None
+
+    def open(self, inputs: Array, rows: DeltaRows, after: Array, whole: bool) -> None:
+        """Open a pass whose rows would lead to the state `after`."""
+        self.inputs = inputs
+        if whole:
+            self.recurrent = after
+        else:
+            self.rows = rows
 
     def commit(self, n: int) -> None:
         """Keep the first `n` rows of the open pass."""
         assert self.inputs is not None
+        tail = self.inputs[:, n : n + self.tail.shape[1]]
         # A copy: a slice would keep the inputs of all rows, which a piece of the prompt has many of.
-        self.tail = mx.contiguous(self.inputs[:, n : n + self.tail.shape[1]])
+        self.tail = mx.contiguous(tail) if isinstance(tail, mx.array) else tail.copy()
         self.pending = None if self.rows is None else self.rows.first(n)
         self.inputs = self.rows = None
 
-    def arrays(self) -> list[mx.array]:
+    def arrays(self) -> list[Array]:
         """Every array held, for evaluation and for counting bytes."""
         held = [self.tail, self.recurrent]
         if self.inputs is not None:
@@ -88,9 +100,9 @@ class TargetState:
             if isinstance(layer, DeltaState):
                 layer.fold_pending()
 
-    def arrays(self) -> list[mx.array]:
+    def arrays(self) -> list[Array]:
         """Every array held, for evaluation and for counting bytes."""
-        held: list[mx.array] = []
+        held: list[Array] = []
         for layer in self.layers:
             if isinstance(layer, DeltaState):
                 held += layer.arrays()

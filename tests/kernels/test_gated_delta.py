@@ -1,5 +1,9 @@
 """The gated delta rule: against float64, row by row, and without touching its input."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -8,7 +12,36 @@ from hypothesis import strategies as st
 from mlx_lm.models.gated_delta import gated_delta_ops
 from numpy.typing import NDArray
 
-from lse_mlx.kernels.gated_delta import DeltaRows, fold_rows, read_rows
+from lse_mlx.kernels.gated_delta import (
+    DeltaRows,
+    fold_rows,
+    host_fold_rows,
+    host_read_rows,
+    read_rows,
+)
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form of the recurrence, fed with the kind of array that it takes."""
+
+    own: Callable[[mx.array], Any]
+    read_rows: Callable[..., tuple[Any, Any]]
+    fold_rows: Callable[..., Any]
+
+    def read(self, q: mx.array, rows: DeltaRows, state: mx.array) -> tuple[Any, Any]:
+        return self.read_rows(self.own(q), self.rows(rows), self.own(state))
+
+    def fold(self, rows: DeltaRows, state: mx.array) -> Any:
+        return self.fold_rows(self.rows(rows), self.own(state))
+
+    def rows(self, rows: DeltaRows) -> DeltaRows:
+        return DeltaRows(*map(self.own, rows.arrays()))
+
+
+DEVICE = Form(mx.array, read_rows, fold_rows)
+HOST = Form(np.array, host_read_rows, host_fold_rows)
+each_form = pytest.mark.parametrize("form", [DEVICE, HOST], ids=["device", "host"])
 
 
 def random_rows(
@@ -58,45 +91,53 @@ def row(rows: DeltaRows, i: int) -> DeltaRows:
 
 @pytest.mark.parametrize(("hk", "hv"), [(1, 1), (2, 2), (2, 4), (1, 6)])
 @pytest.mark.parametrize("t", [1, 8, 40])
-def test_outputs_and_state_follow_the_recurrence(t: int, hk: int, hv: int) -> None:
+@each_form
+def test_outputs_and_state_follow_the_recurrence(form: Form, t: int, hk: int, hv: int) -> None:
     q, rows, state = random_rows(t, hk, hv)
-    y, after = read_rows(q, rows, state)
+    y, after = form.read(q, rows, state)
     expected_y, expected_state = in_float64(q, rows, state)
     np.testing.assert_allclose(np.array(y[0]), expected_y, atol=2e-6, rtol=1e-5)
     np.testing.assert_allclose(np.array(after[0]), expected_state, atol=2e-6, rtol=1e-5)
 
 
+@each_form
 @given(t=st.integers(1, 17), hk=st.integers(1, 3), share=st.integers(1, 3), seed=st.integers(0, 99))
-def test_t_rows_are_t_single_rows_bit_for_bit(t: int, hk: int, share: int, seed: int) -> None:
+def test_t_rows_are_t_single_rows_bit_for_bit(
+    form: Form, t: int, hk: int, share: int, seed: int
+) -> None:
     q, rows, state = random_rows(t, hk, hk * share, dk=32, dv=32, seed=seed)
-    y, after = read_rows(q, rows, state)
+    y, after = form.read(q, rows, state)
     single, one_by_one = state, []
     for i in range(t):
-        y_i, single = read_rows(q[:, i : i + 1], row(rows, i), single)
+        y_i, single = form.read(q[:, i : i + 1], row(rows, i), single)
         one_by_one.append(np.array(y_i))
     assert np.array_equal(np.array(y), np.concatenate(one_by_one, axis=1))
     assert np.array_equal(np.array(after), np.array(single))
 
 
 @pytest.mark.parametrize("n", range(1, 9))
-def test_folding_the_first_rows_is_reading_them(n: int) -> None:
+@each_form
+def test_folding_the_first_rows_is_reading_them(form: Form, n: int) -> None:
     q, rows, state = random_rows(8)
-    folded = fold_rows(rows.first(n), state)
-    _, read = read_rows(q[:, :n], DeltaRows(*(a[:, :n] for a in rows.arrays())), state)
+    folded = form.fold(rows.first(n), state)
+    _, read = form.read(q[:, :n], DeltaRows(*(a[:, :n] for a in rows.arrays())), state)
     assert np.array_equal(np.array(folded), np.array(read))
 
 
-def test_the_input_state_is_not_changed() -> None:
+@each_form
+def test_the_input_state_is_not_changed(form: Form) -> None:
     q, rows, state = random_rows(8)
-    before = np.array(state)
-    mx.eval(read_rows(q, rows, state), fold_rows(rows, state))
-    assert np.array_equal(np.array(state), before)
+    held = form.own(state)
+    np.array(form.read_rows(form.own(q), form.rows(rows), held)[1])
+    np.array(form.fold_rows(form.rows(rows), held))
+    assert np.array_equal(np.array(held), np.array(state))
 
 
-def test_no_decay_and_no_write_keep_the_state() -> None:
+@each_form
+def test_no_decay_and_no_write_keep_the_state(form: Form) -> None:
     q, rows, state = random_rows(3)
     still = DeltaRows(rows.k, rows.v, mx.ones_like(rows.g), mx.zeros_like(rows.beta))
-    assert np.array_equal(np.array(read_rows(q, still, state)[1]), np.array(state))
+    assert np.array_equal(np.array(form.read(q, still, state)[1]), np.array(state))
 
 
 def test_a_decay_near_one_is_not_rounded_away() -> None:
@@ -119,9 +160,10 @@ def test_outputs_take_the_dtype_of_the_query_and_the_state_stays_fp32() -> None:
     assert after.shape == state.shape
 
 
-def test_it_agrees_with_the_operations_of_mlx_lm() -> None:
+@each_form
+def test_it_agrees_with_the_operations_of_mlx_lm(form: Form) -> None:
     q, rows, state = random_rows(9)
-    y, after = read_rows(q, rows, state)
+    y, after = form.read(q, rows, state)
     same_y, same_state = gated_delta_ops(q, rows.k, rows.v, rows.g, rows.beta, state)
     np.testing.assert_allclose(np.array(y), np.array(same_y), atol=2e-6)
     np.testing.assert_allclose(np.array(after), np.array(same_state), atol=2e-6)

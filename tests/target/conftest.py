@@ -33,6 +33,7 @@ def references(checkpoints: dict[str, Path]) -> dict[str, nn.Module]:
     return {kind: load_reference(folder) for kind, folder in checkpoints.items()}
 
 
-@pytest.fixture(scope="session")
-def hybrid(targets: dict[str, Target]) -> Target:
-    return targets["bf16"]
+@pytest.fixture(scope="session", params=["host", "device"])
+def hybrid(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> Target:
+    """In the form for a CPU, and in the one for a device with MLX's CPU as the device."""
+    return load_tiny(checkpoints["bf16"], on_host=request.param == "host")

@@ -1,6 +1,6 @@
 """After every verify and commit the state is that of decoding one token at a time."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
@@ -108,7 +108,8 @@ def copied(state: TargetState) -> TargetState:
     layers = []
     for layer in state.layers:
         if isinstance(layer, DeltaState):
-            layers.append(DeltaState(mx.array(layer.tail), mx.array(layer.recurrent)))
+            own = mx.array if isinstance(layer.tail, mx.array) else np.array
+            layers.append(replace(layer, tail=own(layer.tail), recurrent=own(layer.recurrent)))
         else:
             cache = type(layer)()
             cache.update_and_fetch(*(x[:, :, : layer.offset] for x in (layer.keys, layer.values)))

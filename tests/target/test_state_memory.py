@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from lse_mlx.target.model import Target
@@ -19,10 +20,20 @@ def held_bytes(state: TargetState) -> int:
 
 
 def allocated(state: TargetState) -> int:
-    """Bytes that MLX has allocated once `state` is evaluated and everything else is let go."""
-    mx.eval(state.arrays())
+    """Bytes that MLX has allocated once `state` is evaluated and everything else is let go, and
+    those of the buffers behind its NumPy arrays."""
+    arrays = state.arrays()
+    mx.eval([array for array in arrays if isinstance(array, mx.array)])
     gc.collect()
-    return mx.get_active_memory()
+    buffers = [buffer_of(array) for array in arrays if isinstance(array, np.ndarray)]
+    return mx.get_active_memory() + sum({id(b): b.nbytes for b in buffers}.values())
+
+
+def buffer_of(array: np.ndarray) -> np.ndarray:
+    """The array that owns the memory which `array` is a view of."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
 
 
 def row_inputs(target: Target, rows: int) -> int:
