@@ -36,7 +36,9 @@ class Comparison:
                 a.token_ids == b.token_ids
                 for a, b in zip(self.plain, self.speculative, strict=True)
             ),
-            "tokens_per_pass": (sum(accepted) + passes) / passes if passes else 0.0,
+            "tokens_per_pass": (
+                sum(t["spec_steps_n"] for t in timings) / passes if passes else 0.0
+            ),
             "acceptance_by_position": [
                 a / t if t else 0.0 for a, t in zip(accepted, tested, strict=True)
             ],

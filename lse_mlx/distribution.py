@@ -35,7 +35,7 @@ class Distribution:
         return np.where(ranked[at] == tokens, self.probs[self._order][at], 0.0)
 
     def draw(self, u: float) -> int:
-        """The token at quantile `u` in (0, 1) of the distribution, in the order of `ids`.
+        """The token at quantile `u` in [0, 1) of the distribution, in the order of `ids`.
 
         Inverse CDF: the first token whose running sum exceeds u * total; entries of zero
         probability are never drawn, and the last positive one answers for rounding at the end.

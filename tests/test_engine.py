@@ -7,6 +7,12 @@ import pytest
 
 import lse_mlx
 from lse_mlx import demo_pair
+from lse_mlx.drafters.dflash2.config import DFlash2Config
+from lse_mlx.drafters.dflash2.drafter import DFlash2
+from lse_mlx.drafters.dflash2.operations import DEVICE
+from lse_mlx.drafters.dflash2.weights import DFlash2Weights
+from lse_mlx.target.loading import load_target, read_stop_tokens
+from lse_mlx.target.tokenizer import load_tokenizer
 
 TURN = "Write a story about a shy fox."
 
@@ -114,3 +120,17 @@ def test_a_target_alone_decodes_plain():
         result = alone.generate(TURN, max_tokens=8)
     assert result.timings["spec_method"] == "none"
     assert "spec_steps" not in result.timings
+
+
+def test_the_device_form_decodes_the_same_with_and_without_the_drafter():
+    """What runs on a GPU, on MLX's CPU: quantized products, bf16, MLX between the products."""
+    target = load_target(demo_pair.TARGET, on_host=False)
+    config = DFlash2Config.read(demo_pair.DRAFTER)
+    weights = DFlash2Weights.read(demo_pair.DRAFTER, config)
+    tokenizer = load_tokenizer(
+        demo_pair.TARGET, read_stop_tokens(demo_pair.TARGET), target.vocab_size
+    )
+    with lse_mlx.Engine(target, tokenizer, DFlash2(config, weights, target, DEVICE)) as engine:
+        fast = engine.generate(TURN, max_tokens=24)
+        assert fast.token_ids == engine.generate(TURN, max_tokens=24, speculate=False).token_ids
+        assert fast.timings["spec_accepted"] > 8

@@ -66,6 +66,15 @@ def judge(proposal: Proposal, p_rows: Rows, streams: Streams) -> Verdict:
     return Verdict(tokens, len(tokens) - 1, overlap)
 
 
+def check_tokens(proposal: Proposal, vocab_size: int) -> None:
+    """Refuse drafted ids that the target has no embedding for, before it reads them."""
+    for token in proposal.tokens:
+        if not 0 <= token < vocab_size:
+            raise DraftError(
+                f"The drafter proposed token {token}, outside the vocabulary of {vocab_size}."
+            )
+
+
 def residual(p: Distribution, q: Distribution) -> Distribution:
     """max(p - q, 0), normalized, in p's order.
 

@@ -6,7 +6,7 @@ from time import perf_counter
 
 import mlx.core as mx
 
-from lse_mlx.decode.acceptance import judge
+from lse_mlx.decode.acceptance import check_tokens, judge
 from lse_mlx.decode.randomness import Streams
 from lse_mlx.decode.sampling import Sampling, TargetRows
 from lse_mlx.decode.session import Session
@@ -76,6 +76,7 @@ def _cycles(session: Session, request: Request, timings: Timings) -> Iterator[St
         if context and left > 1:
             # Near the limit fewer rows are verified, but the drafter's block stays whole.
             proposal = context.propose(anchor, sampling.temperature, streams.draft).first(left - 1)
+            check_tokens(proposal, target.vocab_size)
         drafted = perf_counter()
 
         rows = target.verify([anchor, *proposal.tokens], session.state, taps)

@@ -12,6 +12,7 @@ class Timings:
     """Filled in by the loop as it runs; `as_dict` is what users see.
 
     depth: how many tokens a proposal can hold; 0 where the request does not speculate
+    passes, passes_n: verify passes with a proposal, and the tokens they emitted
     """
 
     method: str = "none"
@@ -25,6 +26,7 @@ class Timings:
     verify_ms: float = 0.0
     proposed: int = 0
     passes: int = 0
+    passes_n: int = 0
     plain_steps: int = 0
     tested: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
@@ -57,6 +59,7 @@ class Timings:
             self.plain_steps += 1
             return
         self.passes += 1
+        self.passes_n += len(cut.emitted)
         self.proposed += proposed
         for i in range(min(verdict.tested, rows)):
             self.tested[i] += 1
@@ -83,6 +86,7 @@ class Timings:
         tested, accepted = sum(self.tested), sum(self.accepted)
         out |= {
             "spec_steps": self.passes,
+            "spec_steps_n": self.passes_n,
             "spec_plain_steps": self.plain_steps,
             "spec_proposed": self.proposed,
             "spec_tested": tested,
@@ -96,7 +100,7 @@ class Timings:
         if self.passes:
             out["spec_mean_width"] = (self.proposed + self.passes) / self.passes
             out["acceptance_rate"] = accepted / tested
-            out["tokens_per_pass"] = (accepted + self.passes) / self.passes
+            out["tokens_per_pass"] = self.passes_n / self.passes
         return out
 
 

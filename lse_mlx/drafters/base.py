@@ -14,7 +14,7 @@ import mlx.core as mx
 from lse_mlx.distribution import Distribution
 
 Uniform = Callable[[], float]
-"""A stream of independent uniforms in (0, 1)."""
+"""A stream of independent uniforms in [0, 1)."""
 
 
 @dataclass(frozen=True)

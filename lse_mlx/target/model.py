@@ -79,11 +79,13 @@ class Target:
         self, tokens: list[int], state: TargetState, taps: tuple[int, ...], whole: bool
     ) -> tuple[mx.array, mx.array]:
         """Every block over the rows; returns [1, rows, hidden] and the features."""
+        if not all(0 <= tap < self.layer_count for tap in taps):
+            raise ValueError(f"taps {taps} are not blocks of a target of {self.layer_count}")
         if state.open_rows:
             raise ValueError(f"a pass of {state.open_rows} rows is still open: commit it first")
         state.open_rows, state.whole = len(tokens), whole
         x = self.trunk.embed_tokens(mx.array([tokens], mx.int32))
-        tapped: list[mx.array] = [x[0, :, :0].astype(mx.float32)]
+        tapped: dict[int, mx.array] = {}
         stack = zip(self.trunk.layers, self.mixers, state.layers, strict=True)
         for index, (layer, mixer, held) in enumerate(stack):
             normed = layer.input_layernorm(x)
@@ -93,8 +95,10 @@ class Target:
                 x = x + layer.self_attn(normed, create_attention_mask(x, held), held)
             x = x + layer.mlp(layer.post_attention_layernorm(x))
             if index in taps:
-                tapped.append(x[0].astype(mx.float32))
-        return x, mx.concatenate(tapped, axis=-1)
+                tapped[index] = x[0].astype(mx.float32)
+        if not taps:
+            return x, mx.zeros((len(tokens), 0))
+        return x, mx.concatenate([tapped[tap] for tap in taps], axis=-1)
 
 
 def _start(logits: mx.array, features: mx.array, state: TargetState) -> None:

@@ -118,6 +118,10 @@ class Watched:
     before: Callable[[str, list[int]], None] = lambda name, tokens: None
     after: Callable[[str, Pass], Pass] = lambda name, answer: answer
 
+    @property
+    def vocab_size(self) -> int:
+        return self.target.vocab_size
+
     def new_state(self) -> TargetState:
         return self.target.new_state()
 

@@ -31,6 +31,7 @@ class TableTarget:
     """Logits of the next token by the last two: `table` is fp32 [TOKENS, TOKENS, TOKENS]."""
 
     table: NDArray[np.float32]
+    vocab_size: int = TOKENS
 
     @classmethod
     def random(cls, seed: int) -> "TableTarget":

@@ -24,7 +24,7 @@ from tests.decode.runs import (
     speculating,
     with_logit,
 )
-from tests.tiny_models import RecordingContext, RecordingDrafter, random_prompt
+from tests.tiny_models import VOCAB, RecordingContext, RecordingDrafter, random_prompt
 
 START, COUNT = 7, 20
 
@@ -193,3 +193,14 @@ def test_a_failed_request_does_not_hurt_another_session(target: Target, cold: Co
     reply = run(sessions[0], cold.tokens[: START + 10], max_tokens=9)
     assert reply.timings.prompt_cached_n == START + 8
     assert reply.tokens == cold.tokens[START + 10 : START + 19]
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB, 10**9])
+def test_a_drafted_id_outside_the_vocabulary_is_refused_before_the_target_reads_it(
+    target: Target, cold: Cold, token: int
+) -> None:
+    drafts = [[cold.tokens[START + 1], token]]
+    session = Session(target, RecordingDrafter(ScriptedDrafter.listed(drafts)))
+    with pytest.raises(DraftError, match=f"token {token}, outside the vocabulary of {VOCAB}"):
+        run(session, cold.tokens[:START], max_tokens=8)
+    assert_empty(session)

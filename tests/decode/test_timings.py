@@ -92,6 +92,8 @@ def test_proposals_behind_a_stop_do_not_count(
     assert reply.timings.accepted == [1] * accepted + [0] * (7 - accepted)
     assert of(reply.timings, *COUNTS) == [1, 0, 7, tested, accepted]
     assert reply.timings.generated_n == offset
+    # The first token came with the prompt; the one pass emitted the others, the stop token not.
+    assert of(reply.timings, "tokens_per_pass") == [offset - 1]
 
 
 def test_a_reply_of_one_token_has_no_rates(target: Target, cold: Cold) -> None:

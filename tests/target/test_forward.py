@@ -127,3 +127,18 @@ def test_sequences_on_one_target_do_not_touch_each_other(hybrid: Target) -> None
         mixed = [hybrid.advance([p[at]], s, ()) for p, s in zip((one, other), states, strict=True)]
     for got, expected in zip(mixed, alone, strict=True):
         assert np.array_equal(np.array(got.logits), expected)
+
+
+@pytest.mark.parametrize("tap", [-1, 99])
+def test_a_tap_that_is_no_block_is_refused(hybrid: Target, tap: int) -> None:
+    state = hybrid.new_state()
+    with pytest.raises(ValueError, match="are not blocks"):
+        hybrid.verify([1, 2], state, (0, tap))
+    assert state.open_rows == 0
+
+
+def test_features_lie_in_the_order_of_the_taps(hybrid: Target) -> None:
+    tokens = random_prompt(5)
+    one, other = (hybrid.verify(tokens, hybrid.new_state(), (tap,)).features for tap in (0, 2))
+    both = hybrid.verify(tokens, hybrid.new_state(), (2, 0)).features
+    assert np.array_equal(np.array(both), np.concatenate([np.array(other), np.array(one)], axis=1))
