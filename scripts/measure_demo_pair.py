@@ -5,7 +5,8 @@
 Prints one JSON object: tokens per verify pass over all replies and over those without loops,
 acceptance by position, and the share of replies without loops and of replies that name the thing
 they were asked about. A pass counts when all of its proposals lie inside the reply: near the end a
-pass has less to win than its width.
+pass has less to win than its width. Prompts with known words are new combinations of words that
+training used; those with new words are about things that it never named.
 """
 
 import argparse
@@ -87,20 +88,28 @@ def _per_pass(replies: list[Reply], depth: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--prompts", type=int, default=128)
+    parser.add_argument(
+        "--words",
+        choices=["known", "new"],
+        default="known",
+        help="nouns that training knows or not",
+    )
     parser.add_argument("--max-tokens", type=int, default=232)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--drafter", default="auto")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    entries = json.loads(HELD_OUT_PROMPTS.read_text(encoding="utf-8"))[: options.prompts]
+    held_out = json.loads(HELD_OUT_PROMPTS.read_text(encoding="utf-8"))
+    entries = [entry for entry in held_out if entry["words"] == options.words][: options.prompts]
     with lse_mlx.load(options.model, options.drafter) as engine:
         assert engine.drafter is not None
         replies = [
             measure(engine, entry, options.max_tokens, options.temperature, seed)
             for seed, entry in enumerate(entries)
         ]
-        figures = {"temperature": options.temperature} | report(replies, engine.drafter.depth)
+        figures = {"words": options.words, "temperature": options.temperature}
+        figures |= report(replies, engine.drafter.depth)
     text = json.dumps(figures, indent=1)
     print(text)
     if options.output:
