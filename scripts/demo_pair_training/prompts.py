@@ -146,6 +146,32 @@ def held_prompts(count: int, seed: int) -> list[Prompt]:
     return list(found.values())
 
 
+def known_prompts(work: Path, count: int, seed: int = 1) -> list[Prompt]:
+    """`count` distinct prompts made of training's own words, none of them a training prompt."""
+    used = {prompt.prompt for prompt in read_prompts(work)}
+    rng = random.Random(f"fresh {seed}")
+    found: dict[str, Prompt] = {}
+    while len(found) < count:
+        prompt = draw_prompt(rng, TRAIN)
+        if prompt.prompt not in used:
+            found.setdefault(prompt.prompt, prompt)
+    return list(found.values())
+
+
+def write_measured_prompts(work: Path, path: Path, count: int = 128) -> None:
+    """Write the prompts that the shipped pair is measured on: `count` with known words, then
+    `count` with new ones, spread over the held-out prompts in `work`."""
+    known = [asdict(prompt) for prompt in known_prompts(work, count)]
+    held = json.loads((work / HELD_FILE).read_text())
+    new = [held[i * len(held) // count] for i in range(count)]
+    entries = [
+        {"prompt": e["prompt"], "keyword": e["keyword"], "kind": e["kind"], "words": which}
+        for which, part in (("known", known), ("new", new))
+        for e in part
+    ]
+    path.write_text(json.dumps(entries, indent=1) + "\n")
+
+
 def write_prompts(
     work: Path, seed: int = 1, *, train_count: int = 262_144, held_count: int = 1_024
 ) -> None:
