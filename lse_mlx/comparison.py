@@ -8,9 +8,10 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import generate_step
-from mlx_lm.utils import dequantize_model, load_model
+from mlx_lm.utils import dequantize_model
 
 from lse_mlx.engine import Engine, Result
+from lse_mlx.target.loading import load_modules
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def mlx_lm_rate(folder: Path, prompt: list[int], tokens: int, dense: bool = Fals
     The model is loaded by mlx-lm as it is; with `dense` its weights are first dequantized to fp32,
     which is the form that lse-mlx computes with on a CPU. The prompt's pass is not counted.
     """
-    model, _ = load_model(folder)
+    model = load_modules(folder)
     if dense:
         model.set_dtype(mx.float32)
         model = dequantize_model(model)

@@ -124,10 +124,13 @@ class Engine:
             seed=secrets.randbits(32) if seed is None else seed,
             speculate=speculate,
         )
-        return self._pieces(session or self.session(), request)
+        return self._pieces(self.session() if session is None else session, request)
 
     def close(self) -> None:
-        """Free the weights. The engine cannot be used afterwards; closing twice is harmless."""
+        """Free the weights, as soon as no session that holds them is left.
+
+        The engine cannot be used afterwards; closing twice is harmless.
+        """
         self._closed = True
         self.__dict__.update(target=None, tokenizer=None, drafter=None)
         mx.clear_cache()
@@ -148,8 +151,9 @@ class Engine:
             raise RequestError("This engine is closed: load it again.")
 
     def _pieces(self, session: Session, request: Request) -> Iterator[Piece]:
-        drafter = self.drafter if request.speculate else None
-        timings = Timings(drafter.name, drafter.depth) if drafter else Timings()
+        self._check_open()  # the first piece may be asked for long after the request was made
+        drafter = session.drafter if request.speculate else None
+        timings = Timings() if drafter is None else Timings(drafter.name, drafter.depth)
         text = self.tokenizer.streaming()
         emitted: list[int] = []
         for step in decode(session, request, timings):

@@ -12,7 +12,7 @@ from lse_mlx.drafters.dflash2.drafter import DFlash2
 from lse_mlx.drafters.dflash2.operations import DEVICE
 from lse_mlx.drafters.dflash2.weights import DFlash2Weights
 from lse_mlx.target.loading import load_target, read_stop_tokens
-from lse_mlx.target.tokenizer import load_tokenizer
+from lse_mlx.target.tokenizer import Tokenizer, load_tokenizer
 
 TURN = "Write a story about a shy fox."
 
@@ -21,6 +21,18 @@ TURN = "Write a story about a shy fox."
 def engine() -> Iterator[lse_mlx.Engine]:
     with lse_mlx.load() as loaded:
         yield loaded
+
+
+class Endless(Tokenizer):
+    """Names no stop token, so that a reply is as long as a test asks for, whatever was trained."""
+
+    stop_tokens = frozenset()
+
+
+def endless(engine: lse_mlx.Engine) -> lse_mlx.Engine:
+    """The same models, whose replies only a limit ends."""
+    tokenizer = Endless(engine.tokenizer.wrapper, engine.tokenizer.vocab_size)
+    return lse_mlx.Engine(engine.target, tokenizer, engine.drafter)
 
 
 def held_out(count: int) -> list[str]:
@@ -39,10 +51,10 @@ def test_greedy_output_equals_plain_output(engine: lse_mlx.Engine, prompt: str):
 
 
 def test_greedy_output_stays_equal_past_the_drafters_window(engine: lse_mlx.Engine):
-    prompt = "Tell me a story about a brave sailor. " * 12  # 128 positions are the window
-    fast = engine.generate(prompt, max_tokens=160)
-    assert fast.prompt_n + len(fast.token_ids) > 200
-    assert fast.token_ids == engine.generate(prompt, max_tokens=160, speculate=False).token_ids
+    prompt, long = "Tell me a story about a brave sailor.", endless(engine)
+    fast = long.generate(prompt, max_tokens=200)  # 128 positions are the window
+    assert len(fast.token_ids) == 200
+    assert fast.token_ids == long.generate(prompt, max_tokens=200, speculate=False).token_ids
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "top_p": 0.95, "seed": 3}])
@@ -79,12 +91,13 @@ def test_messages_text_and_ids_are_the_same_prompt(engine: lse_mlx.Engine):
 
 
 def test_a_prompt_that_fills_the_context_to_the_last_token(engine: lse_mlx.Engine):
-    with lse_mlx.load(context_length=24) as small:
+    with lse_mlx.load(context_length=24) as loaded:
+        small = endless(loaded)
         ids = small.tokenizer.encode("One day, a little fox", raw=True)
         result = small.generate(ids, max_tokens=None)
         assert len(ids) + len(result.token_ids) == 24
         assert (result.finish_reason, result.stop_reason) == ("length", "context_full")
-        expected = engine.generate(ids, max_tokens=24 - len(ids))
+        expected = endless(engine).generate(ids, max_tokens=24 - len(ids))
         assert result.token_ids == expected.token_ids
         with pytest.raises(lse_mlx.RequestError, match="context holds 24"):
             small.generate(ids * 24)
@@ -93,6 +106,12 @@ def test_a_prompt_that_fills_the_context_to_the_last_token(engine: lse_mlx.Engin
 def test_a_request_is_refused_before_the_first_piece(engine: lse_mlx.Engine):
     with pytest.raises(lse_mlx.RequestError, match="temperature"):
         engine.stream(TURN, temperature=-0.5)
+    session = engine.session()
+    engine.generate(TURN, max_tokens=4, session=session)
+    held = list(session.tokens)
+    with pytest.raises(lse_mlx.RequestError, match="seed is -1"):
+        engine.stream(TURN, seed=-1, session=session)
+    assert session.tokens == held
 
 
 def test_a_session_of_another_engine_is_refused(engine: lse_mlx.Engine):
@@ -109,8 +128,11 @@ def test_two_engines_live_side_by_side(engine: lse_mlx.Engine):
 
 def test_a_closed_engine_says_so():
     engine = lse_mlx.load()
+    asked_before = engine.stream(TURN)
     engine.close()
     engine.close()
+    with pytest.raises(lse_mlx.RequestError, match="closed"):
+        next(asked_before)
     with pytest.raises(lse_mlx.RequestError, match="closed"):
         engine.generate(TURN)
 

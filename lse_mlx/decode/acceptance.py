@@ -71,7 +71,8 @@ def check_tokens(proposal: Proposal, vocab_size: int) -> None:
     for token in proposal.tokens:
         if not 0 <= token < vocab_size:
             raise DraftError(
-                f"The drafter proposed token {token}, outside the vocabulary of {vocab_size}."
+                f"The drafter proposed token {token}, outside the vocabulary of {vocab_size}: "
+                "check that drafter and target belong together."
             )
 
 
@@ -92,8 +93,17 @@ def _at(distribution: Distribution, token: int) -> float:
 def _check(x: int, q: Distribution) -> None:
     """Refuse a q that `x` cannot have been drawn from: acceptance would divide by nonsense."""
     if len(np.unique(q.ids)) != len(q.ids):
-        raise DraftError(f"The drafter's candidates {q.ids.tolist()} repeat a token.")
+        raise DraftError(
+            f"The drafter's candidates {q.ids.tolist()} repeat a token, so q is not a distribution: "
+            "check how the drafter selects them."
+        )
     if not (np.all(q.probs >= 0) and abs(q.probs.sum() - 1) <= 1e-6):
-        raise DraftError(f"The drafter's probabilities {q.probs.tolist()} are not a distribution.")
+        raise DraftError(
+            f"The drafter's probabilities {q.probs.tolist()} are not a distribution: "
+            "check the drafter's weights for non-finite values."
+        )
     if _at(q, x) <= 0:
-        raise DraftError(f"The drafter proposed token {x}, to which it gives no probability.")
+        raise DraftError(
+            f"The drafter proposed token {x}, to which it gives no probability: "
+            "a proposal must be drawn from the q that comes with it."
+        )

@@ -13,6 +13,7 @@ from lse_mlx.decode.session import Session
 from lse_mlx.decode.stopping import Limits, StopReason
 from lse_mlx.decode.timings import Timings
 from lse_mlx.drafters.base import Proposal
+from lse_mlx.errors import RequestError
 
 PREFILL_ROWS = 512
 
@@ -22,6 +23,7 @@ class Request:
     """What to decode: a prompt (token ids, at least one), how to choose, where to end.
 
     prefill_rows: how many prompt rows go through the target at a time; bounds memory
+    Raises RequestError for a seed that `Streams.from_seed` refuses.
     """
 
     prompt: list[int]
@@ -30,6 +32,9 @@ class Request:
     seed: int
     speculate: bool
     prefill_rows: int = PREFILL_ROWS
+
+    def __post_init__(self) -> None:
+        Streams.from_seed(self.seed)  # refused here, before a session is touched
 
 
 @dataclass(frozen=True)
@@ -43,9 +48,10 @@ class Step:
 def decode(session: Session, request: Request, timings: Timings) -> Iterator[Step]:
     """Decode until the reply ends; the last step has a reason.
 
-    At every step the session already holds exactly the tokens of the prompt and those emitted, but
-    for the last one emitted, the anchor, which no pass has read yet; so the caller may stop asking
-    at any step. A failure inside a pass leaves the session empty.
+    At every step the session already holds exactly the tokens of the prompt and those emitted; only
+    the last one emitted, the anchor, is not read by any pass yet, unless a stop token followed it.
+    So the caller may stop asking at any step. A failure inside a pass leaves the session empty, and
+    so does going on after another reply began in the session, which raises RequestError.
     """
     try:
         yield from _cycles(session, request, timings)
@@ -60,20 +66,25 @@ def _cycles(session: Session, request: Request, timings: Timings) -> Iterator[St
     limits, sampling = request.limits, request.sampling
     streams = Streams.from_seed(request.seed)
     drafter = session.drafter if request.speculate else None
-    taps = drafter.taps if drafter else ()
+    taps = () if drafter is None else drafter.taps
 
     logits = _prefill(session, request, taps, timings)
-    target, context = session.target, session.context if drafter else None
+    target, context = session.target, None if drafter is None else session.context
     first = TargetRows(logits, sampling)[0].draw(streams.residual())
-    cut = limits.cut([first], 0)
+    cut, turn = limits.cut([first], 0), session.turn
     timings.generated_n = len(cut.emitted)
     yield Step(cut.emitted, cut.reason)
 
     while cut.reason is None:
+        if session.turn != turn:
+            raise RequestError(
+                f"A reply cannot go on after {timings.generated_n} tokens, because another one began "
+                "in its session: finish or drop a reply first, or take a session for each."
+            )
         started = perf_counter()
         anchor, left = cut.emitted[-1], limits.left(timings.generated_n)
         proposal = Proposal([], [])
-        if context and left > 1:
+        if context is not None and left > 1:
             # Near the limit fewer rows are verified, but the drafter's block stays whole.
             proposal = context.propose(anchor, sampling.temperature, streams.draft).first(left - 1)
             check_tokens(proposal, target.vocab_size)
@@ -84,7 +95,7 @@ def _cycles(session: Session, request: Request, timings: Timings) -> Iterator[St
         cut = limits.cut(verdict.tokens, timings.generated_n)
 
         session.state.commit(cut.rows)
-        if context:
+        if context is not None:
             context.append(rows.features[: cut.rows], first=len(session.tokens))
         session.tokens += [anchor, *verdict.tokens[: cut.rows - 1]]
 

@@ -11,6 +11,9 @@ from lse_mlx.target.state import TargetState
 class Session:
     """Owned by one caller at a time. `tokens` are exactly those committed in `state`.
 
+    `turn` changes with every reply that begins and every reset, so that a reply which was left
+    unfinished notices that it cannot go on.
+
     `context` follows the target while the session speculates; after a plain reply it is behind,
     and the next speculative one starts cold.
     """
@@ -20,23 +23,26 @@ class Session:
     tokens: list[int] = field(default_factory=list)
     state: TargetState = field(init=False)
     context: DraftContext | None = field(init=False)
+    turn: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         """Forget everything: what follows is a cold start."""
+        self.turn += 1
         self.tokens = []
         self.state = self.target.new_state()
-        self.context = self.drafter.new_context() if self.drafter else None
+        self.context = None if self.drafter is None else self.drafter.new_context()
 
     def resume(self, prompt: list[int], speculate: bool) -> list[int]:
-        """The part of `prompt` still to be taken in.
+        """Begin a reply: the part of `prompt` still to be taken in.
 
         The session continues when its tokens are a proper prefix of the prompt and, if the request
         speculates, the drafter has seen them all; otherwise it starts cold. One token is always
         left: the reply begins from the logits of the last one.
         """
+        self.turn += 1
         held = len(self.tokens)
         fits = held < len(prompt) and prompt[:held] == self.tokens
         followed = not speculate or (self.context is not None and self.context.position == held)

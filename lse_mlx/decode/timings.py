@@ -13,6 +13,7 @@ class Timings:
 
     depth: how many tokens a proposal can hold; 0 where the request does not speculate
     passes, passes_n: verify passes with a proposal, and the tokens they emitted
+    tested, accepted, overlap: sums by position of the proposal, `depth` long
     """
 
     method: str = "none"
@@ -28,9 +29,9 @@ class Timings:
     passes: int = 0
     passes_n: int = 0
     plain_steps: int = 0
-    tested: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
-    overlap: list[float] = field(default_factory=list)
+    tested: list[int] = field(init=False)
+    accepted: list[int] = field(init=False)
+    overlap: list[float] = field(init=False)
 
     def __post_init__(self) -> None:
         self.tested = [0] * self.depth

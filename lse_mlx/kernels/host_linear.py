@@ -19,6 +19,8 @@ import numpy as np
 from mlx.utils import tree_map
 from numpy.typing import NDArray
 
+from lse_mlx.kernels.host_arithmetic import host_silu
+
 TILE = 8
 BLOCK = 64
 
@@ -42,6 +44,7 @@ class HostLinear(nn.Module):
     @classmethod
     def joined(cls, parts: Sequence["HostLinear"]) -> "HostLinear":
         """One product for several without a bias that take the same input; outputs side by side."""
+        assert all(part._bias is None for part in parts)
         return cls(np.concatenate([part.weight() for part in parts]))
 
     def weight(self) -> NDArray[np.float32]:
@@ -75,12 +78,6 @@ class HostGatedMLP(nn.Module):
         hidden = host_silu(self._gate.product(rows)) * self._up.product(rows)
         y = self._down.product(hidden)[: _row_count(x)]
         return mx.array(y).reshape(x.shape)
-
-
-def host_silu(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """x * sigmoid(x), fp32 of any shape. NumPy's exp is several times as fast as MLX's on a CPU."""
-    with np.errstate(over="ignore"):  # exp of a large -x is inf, and silu then -0
-        return x / (np.float32(1) + np.exp(-x))
 
 
 def _row_count(x: mx.array) -> int:
@@ -117,13 +114,15 @@ class HostEmbedding(nn.Module):
 def _dense(module: nn.Module) -> mx.array:
     """The weight of a linear layer or embedding as fp32, dequantized in fp32 if it is quantized."""
     if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding):
+        affine = module.mode == "affine"  # the scales of the other modes are codes themselves
         return mx.dequantize(
             module.weight,
-            module.scales.astype(mx.float32),
-            None if module.biases is None else module.biases.astype(mx.float32),
+            module.scales.astype(mx.float32) if affine else module.scales,
+            module.biases.astype(mx.float32) if affine else None,
             group_size=module.group_size,
             bits=module.bits,
             mode=module.mode,
+            dtype=mx.float32,
         )
     return module.weight.astype(mx.float32)
 

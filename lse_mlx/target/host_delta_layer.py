@@ -10,13 +10,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx_lm.models.qwen3_5 import GatedDeltaNet
-from numpy.typing import NDArray
 
 from lse_mlx.kernels.gated_delta import DeltaRows, host_fold_rows, host_read_rows
-from lse_mlx.kernels.host_linear import HostLinear, host_silu, host_tiles
+from lse_mlx.kernels.host_arithmetic import Rows, host_norm, host_sigmoid, host_silu
+from lse_mlx.kernels.host_linear import HostLinear, host_tiles
 from lse_mlx.target.state import DeltaState
 
-Rows = NDArray[np.float32]
 NORM_EPS = 1e-6
 """Added to the sum of squares of a query or key before its root is taken (mlx-lm's l2norm)."""
 
@@ -72,11 +71,11 @@ class HostDeltaLayer:
         inputs = np.concatenate([state.tail, qkv], axis=1)
         q, k, v = self._heads(host_silu(self._convolve(inputs, t)))
         decay = np.exp(-self.rate * np.logaddexp(a + self.dt_bias, np.float32(0)))
-        rows = DeltaRows(k, v, decay, _sigmoid(b))
+        rows = DeltaRows(k, v, decay, host_sigmoid(b))
         state.fold_pending()
         y, after = host_read_rows(q, rows, state.recurrent)
         state.open(inputs, rows, after, whole)
-        y = _rms(y, self.gain, net.layer_norm_epsilon) * host_silu(z.reshape(y.shape))
+        y = host_norm(y, self.gain, net.layer_norm_epsilon) * host_silu(z.reshape(y.shape))
         return mx.array(self.out.product(host_tiles(y.reshape(1, t, -1)))[None, :t])
 
     def _convolve(self, inputs: Rows, t: int) -> Rows:
@@ -97,12 +96,3 @@ class HostDeltaLayer:
 def _unit(x: Rows) -> Rows:
     # Sums run along a head, so a row's bits do not depend on how many there are.
     return x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True) + np.float32(NORM_EPS))
-
-
-def _rms(x: Rows, gain: Rows, eps: float) -> Rows:
-    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps)) * gain
-
-
-def _sigmoid(x: Rows) -> Rows:
-    with np.errstate(over="ignore"):  # exp of a large -x is inf, and the sigmoid then 0
-        return np.float32(1) / (np.float32(1) + np.exp(-x))

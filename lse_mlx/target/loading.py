@@ -39,19 +39,7 @@ def load_target(
     config = read_config(folder)
     text = _check_supported(config, folder)
     limit = _context_limit(text, context_length, folder)
-    try:
-        # mlx-lm knows `qwen3_5` alone: the text part's own name is the same class.
-        model, _ = load_model(folder, model_config={"model_type": _family(config)})
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{folder} has no model*.safetensors: download the weights of this checkpoint."
-        ) from error
-    except _LOADING_ERRORS as error:
-        raise CheckpointError(
-            f"The weights in {folder} do not load as {config['model_type']} ({reason(error)}): "
-            "download or convert the checkpoint again."
-        ) from error
-    model.eval()
+    model = load_modules(folder)
     if on_host is None:
         on_host = mx.default_device() == mx.cpu
     if on_host:
@@ -65,6 +53,28 @@ def load_target(
         vocab_size=text["vocab_size"],
         context_length=limit,
     )
+
+
+def load_modules(folder: Path) -> Any:
+    """mlx-lm's own model of the supported checkpoint in `folder`, as it is stored.
+
+    Raises CheckpointError when its weights are missing or do not load.
+    """
+    name = read_config(folder)["model_type"]
+    try:
+        # mlx-lm knows `qwen3_5` alone: the text part's own name is the same class.
+        family = "qwen3_5" if name == "qwen3_5_text" else name
+        model, _ = load_model(folder, model_config={"model_type": family})
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{folder} has no model*.safetensors: download the weights of this checkpoint."
+        ) from error
+    except _LOADING_ERRORS as error:
+        raise CheckpointError(
+            f"The weights in {folder} do not load as {name} ({reason(error)}): "
+            "download or convert the checkpoint again."
+        ) from error
+    return model.eval()
 
 
 def _mixer(layer: Any, on_host: bool) -> DeltaMixer | None:
@@ -103,12 +113,10 @@ def read_stop_tokens(folder: Path) -> int | list[int] | None:
         if named is not None:
             return named
     config = read_config(folder)
-    return config.get("eos_token_id", config.get("text_config", {}).get("eos_token_id"))
-
-
-def _family(config: dict[str, Any]) -> str:
-    name = config["model_type"]
-    return "qwen3_5" if name == "qwen3_5_text" else name
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict) and part.get("eos_token_id") is not None:
+            return part["eos_token_id"]
+    return None
 
 
 def _check_supported(config: dict[str, Any], folder: Path) -> dict[str, Any]:

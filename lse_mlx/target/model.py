@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
 
@@ -53,8 +54,11 @@ class Target:
     def head(self, hidden: mx.array) -> mx.array:
         """Logits fp32 [n, vocab] of `hidden` [n, hidden], which is already normed."""
         tied = self.lm_head is None  # not a truth test: a module without arrays is falsy
-        as_logits = self.trunk.embed_tokens.as_linear if tied else self.lm_head
-        return as_logits(hidden).astype(mx.float32)
+        module = self.trunk.embed_tokens if tied else self.lm_head
+        if isinstance(module, nn.Linear | nn.Embedding):
+            # A drafter's rows are fp32: a bf16 matrix would be converted whole for each product.
+            hidden = hidden.astype(module.weight.dtype)
+        return (module.as_linear if tied else module)(hidden).astype(mx.float32)
 
     def new_state(self) -> TargetState:
         """The state of an empty sequence."""

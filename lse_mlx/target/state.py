@@ -1,7 +1,7 @@
 """What one sequence owns in the target, and how a verify pass becomes part of it or never happened."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
@@ -70,13 +70,13 @@ class TargetState:
     """The state of one sequence: one entry a layer, and how many tokens are committed.
 
     Between `Target.verify` and `commit` a pass is open: its rows are in the layers but not part of
-    the sequence yet.
+    the sequence yet. `open_rows` says how many, `whole` that they can only be committed together.
     """
 
     layers: list[DeltaState | KVCache]
     position: int = 0
-    open_rows: int = field(default=0)
-    whole: bool = field(default=True)
+    open_rows: int = 0
+    whole: bool = True
 
     def commit(self, n: int) -> None:
         """Make the first `n` rows of the open pass part of the state; the others never happened.

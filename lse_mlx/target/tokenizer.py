@@ -73,7 +73,8 @@ class Tokenizer:
             return self.wrapper.apply_chat_template(messages, add_generation_prompt=True)
         except (TemplateError, TypeError) as error:
             raise RequestError(
-                f"The chat template refuses these messages ({error}): check their roles and order."
+                f"The chat template refuses these messages ({reason(error)}): "
+                "check their roles and order."
             ) from error
 
     def _checked(self, tokens: list[int]) -> list[int]:
@@ -95,7 +96,7 @@ class Tokenizer:
 def load_tokenizer(folder: Path, stop_tokens: int | list[int] | None, vocab_size: int) -> Tokenizer:
     """Load the tokenizer in `folder`.
 
-    stop_tokens: the checkpoint's end tokens; the tokenizer's own if None.
+    stop_tokens: the checkpoint's end tokens, if it names any; the tokenizer's own is always one.
     Raises CheckpointError when there is none or it does not load.
     """
     if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model")):

@@ -1,11 +1,13 @@
 """`lse-mlx demo`: the comparison that a newcomer sees first."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
-from lse_mlx.cli.demo import built_in_prompts
+from lse_mlx.cli.demo import _table, built_in_prompts
 from lse_mlx.cli.main import app
 
 
@@ -36,6 +38,14 @@ def test_the_report_holds_the_figures_and_they_agree(report: dict):
     assert report["mlx_lm_tokens_per_second"] > 0
     assert report["mlx_lm_fp32_tokens_per_second"] > 0
     assert report["tokens"] == sum(entry["tokens"] for entry in report["replies"])
+
+
+def test_a_rate_that_was_not_measured_is_shown_as_such(report: dict):
+    """Weights in fp32 are tried on a CPU only: elsewhere a large model would not fit."""
+    shown = Console(file=io.StringIO(), width=100)
+    shown.print(_table(report | {"mlx_lm_fp32_tokens_per_second": None}))
+    [line] = [x for x in shown.file.getvalue().splitlines() if "fp32" in x]
+    assert "not run" in line
 
 
 def test_on_a_terminal_it_shows_the_reply_and_the_ratio():

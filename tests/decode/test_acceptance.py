@@ -191,7 +191,7 @@ def test_a_q_that_the_draft_cannot_come_from_is_refused(
 ) -> None:
     q = Distribution(np.array(ids), np.array(probs))
     rows = certain_rows([1, 2])
-    with pytest.raises(DraftError, match=named):
+    with pytest.raises(DraftError, match=rf"^[^:]*{named}[^:]*: [^:]*[^.]\.$"):
         judge(Proposal([1], [q]), rows, scripted([0.5] * 2, [0.5] * 2))
 
 

@@ -6,8 +6,17 @@ import pytest
 
 from lse_mlx.decode.sampling import Sampling
 from lse_mlx.decode.session import Session
+from lse_mlx.errors import RequestError
 from lse_mlx.target.model import Target
-from tests.decode.runs import Cold, known_sequence, run, speculating
+from tests.decode.runs import (
+    Cold,
+    assert_empty,
+    known_sequence,
+    request,
+    run,
+    speculating,
+    start,
+)
 from tests.tiny_models import random_prompt
 
 START, COUNT = 7, 30
@@ -123,6 +132,47 @@ def test_without_a_drafter_a_speculative_request_is_plain(target: Target, cold: 
     more = run(session, cold.tokens[: START + 9], max_tokens=4)
     assert more.timings.prompt_cached_n == START + 7
     assert more.tokens == cold.tokens[START + 9 : START + 13]
+
+
+@pytest.mark.parametrize("speculate", [False, True])
+@pytest.mark.parametrize("at", [START, START + 9], ids=["cold", "going on"])
+def test_a_reply_left_unfinished_cannot_go_on_after_another_one(
+    target: Target, cold: Cold, speculate: bool, at: int
+) -> None:
+    session = speculating(target, cold.tokens)
+    asked = request(cold.tokens[:START], COUNT, speculate=speculate)
+    steps, _ = start(session, asked)
+    for _ in range(2):
+        next(steps)
+    run(session, cold.tokens[:at], max_tokens=5, speculate=speculate)
+    with pytest.raises(RequestError, match="another one began in its session"):
+        next(steps)
+    assert_empty(session)
+
+
+def test_both_of_two_mixed_replies_say_so(target: Target, cold: Cold) -> None:
+    session = speculating(target, cold.tokens)
+    one, _ = start(session, request(cold.tokens[:START], COUNT))
+    next(one)
+    other, _ = start(session, request(cold.tokens[:START], COUNT))
+    next(other)
+    for steps in (one, other):
+        with pytest.raises(RequestError, match="another one began"):
+            next(steps)
+    assert_empty(session)
+    assert run(session, cold.tokens[:START], max_tokens=5).tokens == cold.tokens[START : START + 5]
+
+
+def test_a_reply_dropped_late_leaves_the_next_one_alone(target: Target, cold: Cold) -> None:
+    session = speculating(target, cold.tokens)
+    dropped, _ = start(session, request(cold.tokens[:START], COUNT))
+    next(dropped)
+    steps, _ = start(session, request(cold.tokens[:START], 9))
+    tokens = list(next(steps).tokens)
+    dropped.close()
+    tokens += [token for step in steps for token in step.tokens]
+    assert tokens == cold.tokens[START : START + 9]
+    cold.assert_holds(session, START + 8)
 
 
 def test_two_sessions_on_one_target_do_not_touch_each_other(target: Target, cold: Cold) -> None:

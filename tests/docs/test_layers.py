@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "decode": BASE | {"drafters", "kernels", "target"},
     "engine": BASE | {"checkpoints", "decode", "drafters", "kernels", "target"},
     "__init__": BASE | {"decode", "engine"},
-    "comparison": BASE | {"engine"},
+    "comparison": BASE | {"engine", "target"},
     "cli": BASE | {"__init__", "checkpoints", "comparison", "decode", "demo_pair", "engine"},
 }
 

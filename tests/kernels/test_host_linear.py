@@ -164,6 +164,20 @@ def test_quantized_layers_multiply_by_what_their_codes_mean(
     np.testing.assert_allclose(as_head, x.astype(np.float64) @ meant[1].T, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("mode", "group_size", "bits"), [("mxfp4", 32, 4), ("mxfp8", 32, 8), ("nvfp4", 16, 4)]
+)
+def test_layers_of_the_other_modes_become_fp32_too(mode: str, group_size: int, bits: int) -> None:
+    linear = nn.Linear(IN, OUT, bias=False)
+    linear.weight = mx.array(normal(OUT, IN)).astype(mx.bfloat16)
+    model = Model(linear.to_quantized(group_size, bits, mode))
+    x = normal(3, IN, seed=13)
+    stock = run(model.parts[0], x)
+    move_to_host(model)
+    assert isinstance(model.parts[0], HostLinear)
+    np.testing.assert_allclose(run(model.parts[0], x), stock, atol=1e-4)
+
+
 def test_an_embedding_looks_up_rows_and_is_a_head() -> None:
     table = normal(OUT, IN)
     embedding = HostEmbedding(mx.array(table))

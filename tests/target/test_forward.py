@@ -1,5 +1,7 @@
 """The target's logits and taps are those of mlx-lm's own model on the same weights."""
 
+from pathlib import Path
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -8,7 +10,7 @@ from mlx_lm.models.base import create_attention_mask
 from numpy.typing import NDArray
 
 from lse_mlx.target.model import Target
-from tests.tiny_models import KINDS, VOCAB, random_prompt
+from tests.tiny_models import KINDS, VOCAB, load_tiny, random_prompt
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -102,6 +104,17 @@ def test_the_shared_parts_are_embedding_and_head(
     outputs, logits = walked(references[kind], random_prompt(9))
     hidden = inner.norm(mx.array(outputs[-1]))
     np.testing.assert_allclose(np.array(target.head(hidden)), np.array(logits), atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "tied"])
+def test_the_head_takes_fp32_rows_without_converting_its_matrix(
+    checkpoints: dict[str, Path], kind: str
+) -> None:
+    target = load_tiny(checkpoints[kind], on_host=False)
+    rows = mx.random.normal((7, target.hidden_size), key=mx.random.key(3))
+    logits = target.head(rows)
+    assert logits.dtype == mx.float32
+    assert np.array_equal(np.array(logits), np.array(target.head(rows.astype(mx.bfloat16))))
 
 
 @each_kind

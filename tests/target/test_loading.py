@@ -189,5 +189,12 @@ def test_stop_tokens_may_be_in_the_text_config_or_nowhere(folder: Path) -> None:
     assert read_stop_tokens(folder) is None
 
 
+def test_a_stop_token_of_null_is_none_named(folder: Path) -> None:
+    rewrite(folder, lambda c: c.update(eos_token_id=None, text_config={"eos_token_id": 9}))
+    assert read_stop_tokens(folder) == 9
+    rewrite(folder, lambda c: c.update(text_config=None))
+    assert read_stop_tokens(folder) is None
+
+
 def test_a_config_is_read_as_it_is(folder: Path) -> None:
     assert read_config(folder)["hidden_size"] == 64

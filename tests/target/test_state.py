@@ -37,8 +37,9 @@ def walk(target: Target, tokens: list[int], start: int = 0) -> Walk:
     if start:
         target.advance(tokens[:start], state, ())
     steps = Walk(tokens, start, [held_by(state)], [], [])
+    taps = tuple(tap for tap in (1, 4) if tap < target.layer_count)
     for token in tokens[start:]:
-        rows = target.verify([token], state, (1, 4))
+        rows = target.verify([token], state, taps)
         state.commit(1)
         steps.held.append(held_by(state))
         steps.logits.append(np.array(rows.logits[0]))

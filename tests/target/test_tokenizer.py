@@ -109,6 +109,7 @@ def test_a_message_without_role_or_content_is_named(tokenizer: Tokenizer, messag
 
 def test_what_the_template_refuses_is_said(tokenizer: Tokenizer) -> None:
     refusal(tokenizer, [{"role": "pirate", "content": "hi"}], "unknown role pirate")
+    refusal(tokenizer, [{"role": "pirate. Ahoy.", "content": "hi"}], "unknown role pirate")
     refusal(tokenizer, [{"role": "user", "content": 5}], "template")
 
 

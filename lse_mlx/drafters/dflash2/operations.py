@@ -15,6 +15,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from lse_mlx.kernels.host_arithmetic import host_norm, host_silu
+
 Array = Any
 """An mx.array on a device, a NumPy array on a CPU; never both in one pass."""
 
@@ -71,11 +73,6 @@ def gate(gate_up: mx.array) -> mx.array:
     return nn.silu(gate_up[:, :half]) * gate_up[:, half:]
 
 
-def _host_norm(x: Array, weight: Array, eps: float) -> Array:
-    # The sum runs along a row, so a row's bits do not depend on how many there are.
-    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps)) * weight
-
-
 def _host_attend(queries: Array, keys_values: Array, mask: Array) -> Array:
     rows, heads, head_dim = queries.shape
     keys, values = keys_values
@@ -93,11 +90,8 @@ def _host_attend(queries: Array, keys_values: Array, mask: Array) -> Array:
 
 def _host_gate(gate_up: Array) -> Array:
     half = gate_up.shape[-1] // 2
-    to_gate, up = gate_up[:, :half], gate_up[:, half:]
-    # exp overflows to inf for a gate below -88: silu is then -0, as it should be.
-    with np.errstate(over="ignore"):
-        return to_gate / (1 + np.exp(-to_gate)) * up
+    return host_silu(gate_up[:, :half]) * gate_up[:, half:]
 
 
 DEVICE = Operations(mx, lambda array: array, norm, attend, gate, mx.async_eval)
-HOST = Operations(np, np.array, _host_norm, _host_attend, _host_gate, lambda arrays: None)
+HOST = Operations(np, np.array, host_norm, _host_attend, _host_gate, lambda arrays: None)

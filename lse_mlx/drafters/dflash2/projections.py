@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lse_mlx.drafters.dflash2.config import Quantization
 from lse_mlx.drafters.dflash2.operations import HOST, Array, Operations
 from lse_mlx.drafters.dflash2.weights import Matrix
-from lse_mlx.kernels.host_linear import HostLinear
+from lse_mlx.kernels.host_linear import HostLinear, host_tiles
 
 Projection = Callable[[Array], Array]
 """x fp32 [rows, in] -> x @ W.T fp32 [rows, out], of the same kind of array."""
@@ -23,7 +23,7 @@ class HostProjection:
         self._linear = HostLinear(np.concatenate([np.asarray(m.dense()) for m in matrices]))
 
     def __call__(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        return np.asarray(self._linear(mx.array(x)))
+        return self._linear.product(host_tiles(x))[: len(x)]
 
 
 @dataclass(frozen=True)
