@@ -28,14 +28,14 @@ class Result:
     """A finished reply.
 
     token_ids: the emitted tokens, without the stop token; text: their text
-    prompt_n: tokens of the prompt; seed: what reproduces a sampled reply
+    prompt_tokens: how many tokens the prompt has; seed: what reproduces a sampled reply
     finish_reason: "stop" after a stop token, "length" otherwise; stop_reason says which limit
     timings: see `Timings.as_dict`; times in milliseconds
     """
 
     text: str
     token_ids: list[int]
-    prompt_n: int
+    prompt_tokens: int
     seed: int
     finish_reason: FinishReason
     stop_reason: StopReason
@@ -167,7 +167,7 @@ class Engine:
             result = Result(
                 text=text.text,
                 token_ids=emitted,
-                prompt_n=len(request.prompt),
+                prompt_tokens=len(request.prompt),
                 seed=request.seed,
                 finish_reason=finish_reason(step.reason),
                 stop_reason=step.reason,

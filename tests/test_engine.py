@@ -69,7 +69,7 @@ def test_a_second_turn_equals_a_cold_run(engine: lse_mlx.Engine, options: dict):
     warm = engine.generate(turns, max_tokens=40, session=session, **options)
     cold = engine.generate(turns, max_tokens=40, **options)
     assert warm.token_ids == cold.token_ids
-    assert warm.timings["prompt_cached_n"] > first.prompt_n
+    assert warm.timings["prompt_cached_n"] > first.prompt_tokens
     assert cold.timings["prompt_cached_n"] == 0
 
 

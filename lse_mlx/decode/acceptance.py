@@ -66,8 +66,13 @@ def judge(proposal: Proposal, p_rows: Rows, streams: Streams) -> Verdict:
     return Verdict(tokens, len(tokens) - 1, overlap)
 
 
-def check_tokens(proposal: Proposal, vocab_size: int) -> None:
-    """Refuse drafted ids that the target has no embedding for, before it reads them."""
+def check_tokens(proposal: Proposal, depth: int, vocab_size: int) -> None:
+    """Refuse more tokens than the drafter said, and ids that the target has no embedding for."""
+    if len(proposal.tokens) > depth:
+        raise DraftError(
+            f"The drafter proposed {len(proposal.tokens)} tokens and its depth is {depth}: "
+            "a drafter keeps to its depth."
+        )
     for token in proposal.tokens:
         if not 0 <= token < vocab_size:
             raise DraftError(

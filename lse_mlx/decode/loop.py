@@ -84,10 +84,11 @@ def _cycles(session: Session, request: Request, timings: Timings) -> Iterator[St
         started = perf_counter()
         anchor, left = cut.emitted[-1], limits.left(timings.generated_n)
         proposal = Proposal([], [])
-        if context is not None and left > 1:
+        if drafter is not None and context is not None and left > 1:
             # Near the limit fewer rows are verified, but the drafter's block stays whole.
-            proposal = context.propose(anchor, sampling.temperature, streams.draft).first(left - 1)
-            check_tokens(proposal, target.vocab_size)
+            proposal = context.propose(anchor, sampling.temperature, streams.draft)
+            check_tokens(proposal, drafter.depth, target.vocab_size)
+            proposal = proposal.first(left - 1)
         drafted = perf_counter()
 
         rows = target.verify([anchor, *proposal.tokens], session.state, taps)

@@ -8,9 +8,9 @@ import mlx.core as mx
 from mlx_lm.utils import load_model
 
 from lse_mlx.errors import CheckpointError, reason
-from lse_mlx.kernels.host_linear import move_to_host
 from lse_mlx.target.delta_layer import DeltaLayer, DeltaMixer
 from lse_mlx.target.host_delta_layer import HostDeltaLayer
+from lse_mlx.target.host_form import move_to_host
 from lse_mlx.target.model import Target
 
 SUPPORTED = ("qwen3_5", "qwen3_5_text", "qwen3")

@@ -65,7 +65,8 @@ class Tokenizer:
                 "This model has no chat template: give the prompt as text instead of messages."
             )
         for message in messages:
-            if not isinstance(message.get("role"), str) or "content" not in message:
+            says = {"content", "tool_calls"} & set(message)
+            if not isinstance(message.get("role"), str) or not says:
                 raise RequestError(
                     f"The message {message!r} is not a chat message: give it a role and a content."
                 )

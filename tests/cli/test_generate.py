@@ -82,7 +82,7 @@ def test_min_p_of_one_is_greedy_at_any_temperature():
 def test_raw_leaves_out_the_chat_template():
     text = "One day, a little fox"
     raw, chat = reply(text, "--raw", "--max-tokens", "4"), reply(text, "--max-tokens", "4")
-    assert raw["prompt_n"] < chat["prompt_n"]
+    assert raw["prompt_tokens"] < chat["prompt_tokens"]
 
 
 def test_a_dash_reads_the_prompt_from_standard_input():

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 import numpy as np
@@ -202,5 +202,14 @@ def test_a_drafted_id_outside_the_vocabulary_is_refused_before_the_target_reads_
     drafts = [[cold.tokens[START + 1], token]]
     session = Session(target, RecordingDrafter(ScriptedDrafter.listed(drafts)))
     with pytest.raises(DraftError, match=f"token {token}, outside the vocabulary of {VOCAB}"):
+        run(session, cold.tokens[:START], max_tokens=8)
+    assert_empty(session)
+
+
+def test_more_tokens_than_the_depth_are_refused(target: Target, cold: Cold) -> None:
+    drafter = ScriptedDrafter.listed([cold.tokens[START + 1 : START + 5]], depth=4)
+    short = RecordingDrafter(replace(drafter, depth=3))
+    session = Session(target, short)
+    with pytest.raises(DraftError, match="4 tokens and its depth is 3"):
         run(session, cold.tokens[:START], max_tokens=8)
     assert_empty(session)

@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "metal_kernels" / "README.md", *(ROOT / "docs").glob("*.md")]
 BIN = Path(sys.executable).parent
 
-STORY = '.venv/bin/lse-mlx generate "Write a story about a shy fox." --max-tokens 64'
-TIPS = '.venv/bin/lse-mlx generate "Give me tips for sleeping well." --max-tokens 64'
+STORY = '.venv/bin/lse-mlx generate "Write a story about a shy fox." --model demo --max-tokens 64'
+TIPS = '.venv/bin/lse-mlx generate "Give me tips for sleeping well." --model demo --max-tokens 64'
 
 # Every command that a page shows, by how it is run. A new one has to be put into one of the three.
 RUN_BY_CI = {  # the command, and the words of .ci/run that run it

@@ -94,6 +94,9 @@ class DFlash2Weights:
                 )
             else:
                 matrices[name] = Matrix(tensor)
+        # Read now: a first draft should not wait for the disk, nor find the file gone.
+        stored_parts = [part for m in matrices.values() for part in (m.weight, m.scales, m.biases)]
+        mx.eval(*vectors.values(), *(part for part in stored_parts if part is not None))
         return cls(matrices, vectors)
 
 
