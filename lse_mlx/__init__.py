@@ -2,6 +2,7 @@
 
 from importlib.metadata import version
 
+from lse_mlx.decode.session import Session
 from lse_mlx.engine import Engine, Piece, Result, load
 from lse_mlx.errors import CheckpointError, DraftError, LseError, RequestError, TargetError
 
@@ -14,6 +15,7 @@ __all__ = [
     "Piece",
     "RequestError",
     "Result",
+    "Session",
     "TargetError",
     "load",
 ]

@@ -41,7 +41,7 @@ class Comparison:
                 sum(t["spec_steps_n"] for t in timings) / passes if passes else 0.0
             ),
             "acceptance_by_position": [
-                a / t if t else 0.0 for a, t in zip(accepted, tested, strict=True)
+                a / t if t else None for a, t in zip(accepted, tested, strict=True)
             ],
             "prompts": len(self.prompts),
             "tokens": sum(len(r.token_ids) for r in self.speculative),

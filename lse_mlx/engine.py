@@ -22,13 +22,17 @@ from lse_mlx.target.loading import load_target, read_stop_tokens
 from lse_mlx.target.model import Target
 from lse_mlx.target.tokenizer import Prompt, Tokenizer, load_tokenizer
 
+MAX_TOKENS = 256
+"""The most tokens of a reply where the caller does not say."""
+
 
 @dataclass(frozen=True)
 class Result:
     """A finished reply.
 
     token_ids: the emitted tokens, without the stop token; text: their text
-    prompt_tokens: how many tokens the prompt has; seed: what reproduces a sampled reply
+    prompt_tokens: how many tokens the prompt has
+    seed: what reproduces a sampled reply; None for a greedy one
     finish_reason: "stop" after a stop token, "length" otherwise; stop_reason says which limit
     timings: see `Timings.as_dict`; times in milliseconds
     """
@@ -36,10 +40,13 @@ class Result:
     text: str
     token_ids: list[int]
     prompt_tokens: int
-    seed: int
+    seed: int | None
     finish_reason: FinishReason
     stop_reason: StopReason
     timings: dict[str, Any]
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True)
@@ -63,18 +70,46 @@ class Engine:
     """A target, its tokenizer and possibly a drafter. Use it in the thread that loaded it."""
 
     target: Target
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer = field(repr=False)
     drafter: Drafter | None = None
-    _closed: bool = field(default=False, init=False)
+    _closed: bool = field(default=False, init=False, repr=False)
 
     def session(self) -> Session:
-        """A new conversation. Give it to `generate` to go on from what it already holds."""
+        """A session that saves work: give it to `generate` together with a whole conversation.
+
+        What the conversation has in common with the session's tokens is not computed again. A
+        session adds nothing to a prompt: pass all earlier turns as messages each time.
+        """
         self._check_open()
         return Session(self.target, self.drafter)
 
-    def generate(self, prompt: Prompt, **options: Any) -> Result:
-        """Answer `prompt` and return the whole reply. Takes the options of `stream`."""
-        *_, last = self.stream(prompt, **options)
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None = MAX_TOKENS,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int | None = None,
+        speculate: bool = True,
+        raw: bool = False,
+        session: Session | None = None,
+    ) -> Result:
+        """Answer `prompt` and return the whole reply; everything else is said at `stream`."""
+        *_, last = self.stream(
+            prompt,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            speculate=speculate,
+            raw=raw,
+            session=session,
+        )
         assert last.result is not None  # the last piece always has it
         return last.result
 
@@ -82,7 +117,7 @@ class Engine:
         self,
         prompt: Prompt,
         *,
-        max_tokens: int | None = 256,
+        max_tokens: int | None = MAX_TOKENS,
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
@@ -113,9 +148,9 @@ class Engine:
                 f"The prompt has {len(tokens)} tokens and the context holds "
                 f"{self.target.context_length} with the reply: shorten the prompt."
             )
-        if max_tokens is not None and max_tokens < 1:
-            raise RequestError(f"max_tokens is {max_tokens}: ask for at least 1.")
-        if session is not None and session.target is not self.target:
+        if session is None:
+            session = self.session()
+        if not isinstance(session, Session) or session.target is not self.target:
             raise RequestError("The session belongs to another engine: take one from this one.")
         request = Request(
             prompt=tokens,
@@ -124,7 +159,7 @@ class Engine:
             seed=secrets.randbits(32) if seed is None else seed,
             speculate=speculate,
         )
-        return self._pieces(self.session() if session is None else session, request)
+        return self._pieces(session, request)
 
     def close(self) -> None:
         """Free the weights, as soon as no session that holds them is left.
@@ -157,6 +192,7 @@ class Engine:
         text = self.tokenizer.streaming()
         emitted: list[int] = []
         for step in decode(session, request, timings):
+            self._check_open()
             emitted += step.tokens
             for token in step.tokens:
                 text.add_token(token)
@@ -168,7 +204,7 @@ class Engine:
                 text=text.text,
                 token_ids=emitted,
                 prompt_tokens=len(request.prompt),
-                seed=request.seed,
+                seed=request.seed if request.sampling.temperature > 0 else None,
                 finish_reason=finish_reason(step.reason),
                 stop_reason=step.reason,
                 timings=timings.as_dict(),

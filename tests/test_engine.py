@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 import lse_mlx
@@ -156,3 +157,59 @@ def test_the_device_form_decodes_the_same_with_and_without_the_drafter():
         fast = engine.generate(TURN, max_tokens=24)
         assert fast.token_ids == engine.generate(TURN, max_tokens=24, speculate=False).token_ids
         assert fast.timings["spec_accepted"] > 8
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        (3, "a int"),
+        (b"hi", "a bytes"),
+        ({"role": "user", "content": "hi"}, "a dict"),
+        ([1, 2.5], "2.5"),
+        ([True], "True"),
+        ([[1]], "[1]"),
+        ("caf\udce9", "character 3"),
+        ([{"role": "user", "content": "caf\udce9"}], "character 3"),
+        ([{"content": "hi"}], "role"),
+    ],
+)
+def test_a_prompt_of_another_kind_is_one_sentence(engine: lse_mlx.Engine, prompt, words: str):
+    with pytest.raises(lse_mlx.RequestError) as refused:
+        engine.generate(prompt)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": "hot"},
+        {"temperature": True},
+        {"temperature": float("inf")},
+        {"top_k": 2.0},
+        {"top_p": None},
+        {"min_p": "0.1"},
+        {"max_tokens": 4.0},
+        {"max_tokens": True},
+        {"seed": 1.5},
+        {"seed": "x"},
+        {"session": 3},
+    ],
+)
+def test_an_option_of_another_kind_is_one_sentence(engine: lse_mlx.Engine, options: dict):
+    with pytest.raises(lse_mlx.RequestError, match=next(iter(options)).split("_")[0]):
+        engine.stream(TURN, **options)
+
+
+def test_numbers_of_numpy_are_numbers(engine: lse_mlx.Engine):
+    ids = np.array(engine.tokenizer.encode(TURN))
+    options = {"temperature": np.float32(0.8), "top_k": np.int64(5), "seed": np.uint64(3)}
+    found = engine.generate(ids, max_tokens=np.int32(4), **options)
+    plain = {"temperature": float(np.float32(0.8)), "top_k": 5, "seed": 3}
+    assert found.token_ids == engine.generate(ids.tolist(), max_tokens=4, **plain).token_ids
+
+
+def test_what_a_notebook_shows_is_short(engine: lse_mlx.Engine):
+    session = engine.session()
+    result = engine.generate(TURN, max_tokens=4, session=session)
+    assert str(result) == result.text
+    assert max(len(repr(shown)) for shown in (engine, session)) < 400

@@ -9,9 +9,10 @@ import typer
 from rich.console import Console
 
 from lse_mlx.checkpoints.resolve import DEMO
-from lse_mlx.errors import LseError, RequestError
+from lse_mlx.errors import LseError, RequestError, reason
 
-console = Console(stderr=True, highlight=False, soft_wrap=True)
+notes = Console(stderr=True, highlight=False, soft_wrap=True)
+"""Where notes about the work go; what was asked for goes to standard output."""
 
 
 def choose_model(model: str | None) -> str:
@@ -25,7 +26,7 @@ def choose_model(model: str | None) -> str:
         raise RequestError(
             f"No model is named: give --model with a folder or a repository, or --model {DEMO}."
         )
-    console.print("No --model given and no Apple GPU here: using the small demo pair.", style="dim")
+    notes.print("No --model given and no Apple GPU here: using the small demo pair.", style="dim")
     return DEMO
 
 
@@ -33,9 +34,18 @@ def choose_model(model: str | None) -> str:
 def one_sentence_errors() -> Iterator[None]:
     """Turn an LseError into its sentence on stderr and exit status 1, and Ctrl-C into status 130."""
     try:
+        if sys.stdout is None:
+            raise RequestError("Standard output is closed: give the command somewhere to write.")
         yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise  # the reader had enough: the command line's library ends quietly
     except LseError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from error
+    except OSError as error:
+        print(f"error: The output cannot be written ({reason(error)}).", file=sys.stderr)
+        raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
+        print("\ninterrupted", file=sys.stderr)
         raise typer.Exit(130) from error

@@ -4,16 +4,20 @@ import json
 from typing import Any
 
 import mlx.core as mx
+from rich.console import Console
 from rich.table import Table
 
 from lse_mlx.checkpoints.resolve import AUTO, resolve_pair
-from lse_mlx.cli.common import console
+from lse_mlx.cli.common import notes
 from lse_mlx.comparison import Comparison, compare, mlx_lm_rate
 from lse_mlx.demo_pair import HELD_OUT_PROMPTS
 from lse_mlx.engine import Result, load
 from lse_mlx.errors import RequestError
 
-PROMPTS = 8
+shown = Console(highlight=False, soft_wrap=True)
+"""What was asked for: prompts, replies and the table, on standard output."""
+
+PROMPTS = 12
 MLX_LM_TOKENS = 32
 
 
@@ -31,21 +35,21 @@ def run_demo(
     with load(model, drafter or AUTO) as engine:
         comparison = compare(engine, prompts, max_tokens, None if quiet else _show_reply)
         first = engine.tokenizer.encode(prompts[0])
+    with notes.status("timing mlx-lm on the first prompt"):
+        stock = mlx_lm_rate(pair.target, first, MLX_LM_TOKENS)
+        # A form that lse-mlx computes with on a CPU only; elsewhere it may not fit into memory.
+        on_cpu = mx.default_device() == mx.cpu
+        dense = mlx_lm_rate(pair.target, first, MLX_LM_TOKENS, dense=True) if on_cpu else None
     report = {
         "model": model,
         "max_tokens": max_tokens,
         **comparison.summary(),
-        "mlx_lm_tokens_per_second": mlx_lm_rate(pair.target, first, MLX_LM_TOKENS),
-        # A form that lse-mlx computes with on a CPU only; elsewhere it may not fit into memory.
-        "mlx_lm_fp32_tokens_per_second": (
-            mlx_lm_rate(pair.target, first, MLX_LM_TOKENS, dense=True)
-            if mx.default_device() == mx.cpu
-            else None
-        ),
+        "mlx_lm_tokens_per_second": stock,
+        "mlx_lm_fp32_tokens_per_second": dense,
         "replies": _replies(comparison),
     }
     if not quiet:
-        console.print(_table(report))
+        shown.print(_table(report))
     return report
 
 
@@ -74,25 +78,32 @@ def _replies(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _show_reply(prompt: str, result: Result) -> None:
-    console.print(f"> {prompt}", style="bold", markup=False)
-    print(result.text, flush=True)
-    console.print()
+    shown.print(f"> {prompt}", style="bold", markup=False)
+    shown.print(result.text, markup=False)
+    shown.print()
 
 
 def _table(report: dict[str, Any]) -> Table:
-    table = Table(show_header=False)
-    same = "the same tokens" if report["identical"] else "DIFFERENT tokens"
-    by_position = " ".join(f"{share:.2f}" for share in report["acceptance_by_position"])
-    dense = report["mlx_lm_fp32_tokens_per_second"]
+    table = Table(show_header=False, caption=f"{report['prompts']} prompts, greedy replies")
+    changed = "no, the same tokens" if report["identical"] else "YES, which must not happen"
+    by_position = [_figure(share, ".2f") for share in report["acceptance_by_position"]]
     for name, value in (
-        ("mlx-lm, stock", f"{report['mlx_lm_tokens_per_second']:.1f} tokens/s"),
-        ("mlx-lm, weights in fp32", "not run" if dense is None else f"{dense:.1f} tokens/s"),
-        ("plain", f"{report['plain_tokens_per_second']:.1f} tokens/s"),
-        ("speculative", f"{report['speculative_tokens_per_second']:.1f} tokens/s"),
-        ("ratio", f"{report['ratio']:.2f}"),
-        ("output", same),
-        ("tokens per verify pass", f"{report['tokens_per_pass']:.2f}"),
-        ("accepted by position", by_position),
+        ("with the drafter", _speed(report["speculative_tokens_per_second"])),
+        ("without it", _speed(report["plain_tokens_per_second"])),
+        ("times as fast", _figure(report["ratio"], ".2f")),
+        ("does the drafter change the text", changed),
+        ("tokens per verify pass", _figure(report["tokens_per_pass"], ".2f")),
+        ("drafted token 1, 2, ... kept where tried", " ".join(by_position)),
+        ("mlx-lm as it is", _speed(report["mlx_lm_tokens_per_second"])),
+        ("mlx-lm, weights dequantized to fp32", _speed(report["mlx_lm_fp32_tokens_per_second"])),
     ):
         table.add_row(name, value)
     return table
+
+
+def _figure(value: float | None, form: str) -> str:
+    return format(value, form) if value else "-"
+
+
+def _speed(value: float | None) -> str:
+    return f"{value:.1f} tokens/s" if value else "-"

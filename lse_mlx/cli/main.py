@@ -1,21 +1,44 @@
 """The `lse-mlx` command. It holds no decoding logic: each command calls the engine and shows."""
 
 import json
-import sys
 from typing import Annotated
 
 import typer
+
+from lse_mlx import __version__
+from lse_mlx.checkpoints.resolve import AUTO, DEMO
+from lse_mlx.cli.common import choose_model, notes, one_sentence_errors
+from lse_mlx.cli.demo import run_demo
+from lse_mlx.cli.generate import read_input, show_reply
+from lse_mlx.decode.randomness import Streams
+from lse_mlx.decode.sampling import Sampling
+from lse_mlx.decode.stopping import Limits
+from lse_mlx.engine import MAX_TOKENS, load
+from lse_mlx.errors import RequestError
 
 app = typer.Typer(
     help="Local language models, several tokens per pass, exactly the target's output.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 Model = Annotated[
     str | None,
-    typer.Option(help='Target: "demo", a folder, or a Hugging Face repository.', metavar="MODEL"),
+    typer.Option(
+        help='Target: "demo", a folder, or a Hugging Face repository. Without it the demo pair '
+        "is used, but `generate` asks for one where there is an Apple GPU.",
+        metavar="MODEL",
+    ),
+]
+Drafter = Annotated[
+    str | None,
+    typer.Option(
+        help='Drafter: "demo", a folder, or a repository. Without it the demo pair uses its own '
+        "and any other target decodes alone.",
+        metavar="DRAFTER",
+    ),
 ]
 MaxTokens = Annotated[int, typer.Option(help="The most tokens of a reply.", metavar="N")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -23,9 +46,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
-
-        print(f"lse-mlx {version('lse-mlx')}")
+        print(f"lse-mlx {__version__}")
         raise typer.Exit
 
 
@@ -43,16 +64,20 @@ def main(
 
 @app.command()
 def generate(
-    prompt: Annotated[str, typer.Argument(help='What to answer; "-" reads standard input.')],
+    prompt: Annotated[
+        str,
+        typer.Argument(
+            help='What to answer; "-" reads standard input. Put "--" before a prompt that begins '
+            "with a dash.",
+            metavar="PROMPT",
+        ),
+    ],
     model: Model = None,
-    drafter: Annotated[
-        str | None,
-        typer.Option(help='Drafter: "demo", a folder, or a repository.', metavar="DRAFTER"),
-    ] = None,
+    drafter: Drafter = None,
     no_drafter: Annotated[
         bool, typer.Option("--no-drafter", help="Decode with the target alone.")
     ] = False,
-    max_tokens: MaxTokens = 256,
+    max_tokens: MaxTokens = MAX_TOKENS,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Keep the K likeliest tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep this much probability; 1 keeps all.")] = 1.0,
@@ -68,22 +93,17 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Answer PROMPT."""
-    # Imported here so that --help and --version do not wait for MLX.
-    from lse_mlx.checkpoints.resolve import AUTO
-    from lse_mlx.cli.common import choose_model, one_sentence_errors
-    from lse_mlx.cli.generate import show_reply
-    from lse_mlx.decode.sampling import Sampling
-    from lse_mlx.engine import load
-    from lse_mlx.errors import RequestError
-
     with one_sentence_errors():
-        Sampling(temperature, top_k, top_p, min_p)  # refuses bad settings before a long load
+        # Bad settings are refused here, before a long load.
+        Sampling(temperature, top_k, top_p, min_p)
+        Limits(frozenset(), max_tokens, room=1)
+        Streams.from_seed(seed or 0)
         if no_drafter and drafter is not None:
             raise RequestError("--drafter and --no-drafter contradict each other: give one.")
         chosen = choose_model(model)
         with load(chosen, None if no_drafter else drafter or AUTO) as engine:
             pieces = engine.stream(
-                sys.stdin.read() if prompt == "-" else prompt,
+                read_input() if prompt == "-" else prompt,
                 max_tokens=max_tokens,
                 temperature=temperature,
                 top_k=top_k,
@@ -102,20 +122,14 @@ def demo(
     ] = None,
     max_tokens: MaxTokens = 128,
     model: Model = None,
-    drafter: Annotated[
-        str | None,
-        typer.Option(help='Drafter: "demo", a folder, or a repository.', metavar="DRAFTER"),
-    ] = None,
+    drafter: Drafter = None,
     as_json: AsJson = False,
 ) -> None:
     """Decode the same prompts plain and speculatively, and show texts, speeds and their ratio."""
-    from lse_mlx.checkpoints.resolve import DEMO
-    from lse_mlx.cli.common import console, one_sentence_errors
-    from lse_mlx.cli.demo import run_demo
-
     with one_sentence_errors():
+        Limits(frozenset(), max_tokens, room=1)
         if model is None:
-            console.print("Using the small demo pair; --model names another.", style="dim")
+            notes.print("Using the small demo pair; --model names another.", style="dim")
         report = run_demo(model or DEMO, drafter, prompt, max_tokens, quiet=as_json)
         if as_json:
             print(json.dumps(report, ensure_ascii=False))

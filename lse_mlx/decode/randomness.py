@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lse_mlx.errors import RequestError
+from lse_mlx.decode.values import check_integer
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,7 @@ class Streams:
 
     @classmethod
     def from_seed(cls, seed: int) -> "Streams":
-        """The streams of `seed` (any integer from 0). Raises RequestError for a negative one."""
-        if seed < 0:
-            raise RequestError(f"seed is {seed}: give an integer from 0 up.")
-        return cls(
-            *(np.random.default_rng(s).random for s in np.random.SeedSequence(seed).spawn(3))
-        )
+        """The streams of `seed` (any integer from 0). Raises RequestError for anything else."""
+        check_integer("seed", seed, 0, "an integer from 0 up")
+        children = np.random.SeedSequence(int(seed)).spawn(3)
+        return cls(*(np.random.default_rng(child).random for child in children))

@@ -1,14 +1,18 @@
 """The target's distribution over the next token: what a request's settings make of a row of logits."""
 
-import math
+import sys
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from lse_mlx.decode.values import check_integer, check_number
 from lse_mlx.distribution import Distribution
-from lse_mlx.errors import RequestError, TargetError
+from lse_mlx.errors import TargetError
+
+MAX_FLOAT = sys.float_info.max
+SMALLEST = sys.float_info.min
 
 
 @dataclass(frozen=True)
@@ -25,16 +29,12 @@ class Sampling:
     min_p: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise RequestError(
-                f"temperature is {self.temperature}: give 0 for greedy or a finite number above it."
-            )
-        if self.top_k < 0:
-            raise RequestError(f"top_k is {self.top_k}: give 0 to keep all tokens, or a count.")
-        if not 0 < self.top_p <= 1:
-            raise RequestError(f"top_p is {self.top_p}: give a number above 0 and at most 1.")
-        if not 0 <= self.min_p <= 1:
-            raise RequestError(f"min_p is {self.min_p}: give a number from 0 to 1.")
+        check_number(
+            "temperature", self.temperature, 0, MAX_FLOAT, "0 for greedy or a number above"
+        )
+        check_integer("top_k", self.top_k, 0, "0 to keep all tokens, or a count")
+        check_number("top_p", self.top_p, SMALLEST, 1, "a number above 0 and at most 1")
+        check_number("min_p", self.min_p, 0, 1, "a number from 0 to 1")
 
     def distribution(self, logits: NDArray[np.float32]) -> Distribution:
         """p for one row of logits (fp32 [vocab]).

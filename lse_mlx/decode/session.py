@@ -20,9 +20,9 @@ class Session:
 
     target: Target
     drafter: Drafter | None
-    tokens: list[int] = field(default_factory=list)
-    state: TargetState = field(init=False)
-    context: DraftContext | None = field(init=False)
+    tokens: list[int] = field(default_factory=list, repr=False)
+    state: TargetState = field(init=False, repr=False)
+    context: DraftContext | None = field(init=False, repr=False)
     turn: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:

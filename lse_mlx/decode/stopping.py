@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from lse_mlx.decode.values import check_integer
+
 FinishReason = Literal["stop", "length"]
 StopReason = Literal["stop_token", "max_tokens", "context_full"]
 
@@ -26,13 +28,18 @@ class Limits:
     """A request's ends.
 
     stop_tokens: ids that end the reply and are not part of it
-    max_tokens:  the most tokens to emit, None for as many as the context holds
+    max_tokens:  the most tokens to emit, at least 1; None for as many as the context holds
     room:        how many tokens the context holds after the prompt
+    Raises RequestError for another max_tokens.
     """
 
     stop_tokens: frozenset[int]
     max_tokens: int | None
     room: int
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            check_integer("max_tokens", self.max_tokens, 1, "a count of at least 1, or None")
 
     def left(self, emitted: int) -> int:
         """How many more tokens may be emitted after `emitted`."""

@@ -1,6 +1,6 @@
 """The target: the model that decides every token, run layer by layer with taps."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -35,9 +35,9 @@ class Target:
     context_length: the most tokens a sequence may hold
     """
 
-    trunk: Any
-    lm_head: Any
-    mixers: tuple[DeltaMixer | None, ...]
+    trunk: Any = field(repr=False)
+    lm_head: Any = field(repr=False)
+    mixers: tuple[DeltaMixer | None, ...] = field(repr=False)
     hidden_size: int
     vocab_size: int
     context_length: int

@@ -1,6 +1,8 @@
 """The target's tokenizer: prompts in, text out."""
 
-from collections.abc import Sequence
+import numbers
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer, TokenizerWrapper
 from mlx_lm.tokenizer_utils import load as load_wrapper
+from transformers import PretrainedConfig
 
 from lse_mlx.errors import CheckpointError, RequestError, reason
 
@@ -40,16 +43,23 @@ class Tokenizer:
         messages that the template refuses.
         """
         if isinstance(prompt, str):
+            _check_text(prompt)
             if not prompt.strip() and not (raw and prompt):
                 raise RequestError("The prompt is empty: give it some text.")
             if raw or not self.wrapper.has_chat_template:
                 return self._checked(self.wrapper.encode(prompt))
             prompt = [{"role": "user", "content": prompt}]
-        if not prompt:
+        if isinstance(prompt, bytes | dict) or not isinstance(prompt, Iterable):
+            raise RequestError(
+                f"The prompt is a {type(prompt).__name__}: "
+                "give text, a list of messages, or a list of token ids."
+            )
+        items: list[Any] = list(prompt)
+        if not items:
             raise RequestError("The prompt is empty: give it at least one message or token.")
-        if all(isinstance(item, dict) for item in prompt):
-            return self._checked(self._apply_template(list(prompt)))  # type: ignore[arg-type]
-        return self._checked(list(prompt))  # type: ignore[arg-type]
+        if all(isinstance(item, dict) for item in items):
+            return self._checked(self._apply_template(items))
+        return self._checked(items)
 
     def decode(self, tokens: list[int]) -> str:
         """The text of `tokens`."""
@@ -66,6 +76,8 @@ class Tokenizer:
             )
         for message in messages:
             says = {"content", "tool_calls"} & set(message)
+            if isinstance(message.get("content"), str):
+                _check_text(message["content"])
             if not isinstance(message.get("role"), str) or not says:
                 raise RequestError(
                     f"The message {message!r} is not a chat message: give it a role and a content."
@@ -78,20 +90,29 @@ class Tokenizer:
                 "check their roles and order."
             ) from error
 
-    def _checked(self, tokens: list[int]) -> list[int]:
+    def _checked(self, tokens: list[Any]) -> list[int]:
         if not tokens:
             raise RequestError("The prompt is empty: give it some text.")
         for token in tokens:
-            if isinstance(token, bool) or not isinstance(token, int):
+            if isinstance(token, bool) or not isinstance(token, numbers.Integral):
                 raise RequestError(
                     f"The prompt holds {token!r}: give text, messages, or integer token ids."
                 )
-            if not 0 <= token < self.vocab_size:
+            if not 0 <= int(token) < self.vocab_size:
                 raise RequestError(
                     f"Token id {token} is outside the vocabulary of {self.vocab_size}: "
                     "use ids of this model's tokenizer."
                 )
-        return tokens
+        return [int(token) for token in tokens]
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"The prompt is not valid text at character {error.start}: give it as UTF-8."
+        ) from error
 
 
 def load_tokenizer(folder: Path, stop_tokens: int | list[int] | None, vocab_size: int) -> Tokenizer:
@@ -100,15 +121,20 @@ def load_tokenizer(folder: Path, stop_tokens: int | list[int] | None, vocab_size
     stop_tokens: the checkpoint's end tokens, if it names any; the tokenizer's own is always one.
     Raises CheckpointError when there is none or it does not load.
     """
-    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
+    if not (folder / "tokenizer.json").exists():
         raise CheckpointError(
             f"{folder} has no tokenizer.json: download the tokenizer of this checkpoint."
         )
     try:
-        wrapper = load_wrapper(folder, eos_token_ids=stop_tokens)
+        # A bare config: by the model's own one the library would pick a class for the family and
+        # split text by that family's rules instead of those in tokenizer.json.
+        as_stored = {"config": PretrainedConfig()}
+        wrapper = load_wrapper(folder, as_stored, eos_token_ids=stop_tokens)
     except (ValueError, OSError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"The tokenizer in {folder} does not load ({reason(error)}): "
             "download the checkpoint again."
         ) from error
+    # The engine holds a prompt to the context itself; the library's warning would come before it.
+    wrapper._tokenizer.model_max_length = sys.maxsize
     return Tokenizer(wrapper, vocab_size)

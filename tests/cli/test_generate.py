@@ -86,8 +86,44 @@ def test_raw_leaves_out_the_chat_template():
 
 
 def test_a_dash_reads_the_prompt_from_standard_input():
-    piped = json.loads(run("-", "--max-tokens", "4", "--json", stdin=PROMPT).stdout)
-    assert piped["token_ids"] == reply(PROMPT, "--max-tokens", "4")["token_ids"]
+    for typed in (PROMPT, f"{PROMPT}\n"):
+        piped = json.loads(run("-", "--max-tokens", "4", "--json", stdin=typed).stdout)
+        assert piped["prompt_tokens"] == reply(PROMPT, "--max-tokens", "4")["prompt_tokens"]
+        assert piped["token_ids"] == reply(PROMPT, "--max-tokens", "4")["token_ids"]
+
+
+def test_input_that_is_no_text_is_refused():
+    result = CliRunner().invoke(app, ["generate", "-"], input=b"caf\xe9")
+    assert_one_sentence(result, "byte 3", "UTF-8")
+
+
+def test_a_greedy_reply_has_no_seed():
+    assert reply(PROMPT, "--max-tokens", "2")["seed"] is None
+
+
+def test_one_token_has_no_rate():
+    assert "reply 1 tokens;" in run(PROMPT, "--max-tokens", "1").stderr
+
+
+def test_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "lse_mlx", "--version"], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.startswith("lse-mlx ")
+
+
+def test_a_full_disk_is_one_sentence():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "lse_mlx", "generate", PROMPT, "--max-tokens", "2"],
+            check=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "cannot be written" in done.stderr
 
 
 @pytest.fixture

@@ -121,6 +121,7 @@ def test_replaced_rows_are_as_if_the_first_ones_never_came(tmp_path: Path, held:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not mx.is_available(mx.gpu), reason="no GPU that MLX can use is here")
 @pytest.mark.parametrize("bits", [0, 8, 4])
 def test_drafts_on_a_gpu_equal_the_reference(tmp_path: Path, bits: int) -> None:
     mx.set_default_device(mx.Device(mx.gpu))

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
+from lse_mlx import demo_pair
 from lse_mlx.errors import CheckpointError, RequestError
 from lse_mlx.target.tokenizer import Tokenizer, load_tokenizer
 from tests.tiny_models import save_tokenizer
@@ -171,3 +173,21 @@ def test_a_template_that_does_not_parse_is_said(tmp_path: Path) -> None:
     about = json.loads(path.read_text("utf-8"))
     path.write_text(json.dumps(about | {"chat_template": "{% for %}"}), "utf-8")
     refusal(load_tokenizer(tmp_path, None, VOCAB), "hi", "template")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "on it.\n\nLuna",
+        "it's 12 o'clock,\tisn't it?\n",
+        "  two  spaces ",
+        "caf\u00e9 \U0001f98a\u200d",
+        "a\r\nb",
+    ],
+)
+def test_text_is_split_as_tokenizer_json_says(text: str) -> None:
+    """And not as the class that is registered for the model's family would."""
+    stored = tokenizers.Tokenizer.from_file(str(demo_pair.TARGET / "tokenizer.json"))
+    loaded = load_tokenizer(demo_pair.TARGET, None, 4096)
+    assert loaded.encode(text, raw=True) == stored.encode(text).ids
+    assert loaded.decode(stored.encode(text).ids) == text

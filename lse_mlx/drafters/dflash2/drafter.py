@@ -46,6 +46,9 @@ class DFlash2:
             weights.matrices["candidate_selector.successor_codebook.weight"],
         )
 
+    def __repr__(self) -> str:
+        return f"DFlash2(block_size={self.config.block_size}, taps={list(self.taps)})"
+
     @property
     def name(self) -> str:
         """What timings call it."""
