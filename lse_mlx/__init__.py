@@ -1,10 +1,13 @@
 """lse-mlx: lossless speculative decoding with MLX. `load()` gives an `Engine`."""
 
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
-from lse_mlx.decode.session import Session
-from lse_mlx.engine import Engine, Piece, Result, load
-from lse_mlx.errors import CheckpointError, DraftError, LseError, RequestError, TargetError
+if TYPE_CHECKING:
+    from lse_mlx.decode.session import Session
+    from lse_mlx.engine import Engine, Piece, Result, load
+    from lse_mlx.errors import CheckpointError, DraftError, LseError, RequestError, TargetError
 
 __version__ = version("lse-mlx")
 __all__ = [
@@ -19,3 +22,11 @@ __all__ = [
     "TargetError",
     "load",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Looked up when asked for: MLX takes a second to import, in which the command minds Ctrl-C.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    engine, errors = (import_module(f"{__name__}.{home}") for home in ("engine", "errors"))
+    return getattr(engine if hasattr(engine, name) else errors, name)

@@ -1,5 +1,5 @@
 """`python -m lse_mlx` is `lse-mlx`."""
 
-from lse_mlx.cli.main import app
+from lse_mlx.cli import run
 
-app()
+run()

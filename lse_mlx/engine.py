@@ -18,7 +18,8 @@ from lse_mlx.decode.timings import Timings
 from lse_mlx.drafters.base import Drafter
 from lse_mlx.drafters.dflash2.drafter import load_dflash2
 from lse_mlx.errors import RequestError
-from lse_mlx.target.loading import load_target, read_stop_tokens
+from lse_mlx.target.config import read_stop_tokens
+from lse_mlx.target.loading import load_target
 from lse_mlx.target.model import Target
 from lse_mlx.target.tokenizer import Prompt, Tokenizer, load_tokenizer
 

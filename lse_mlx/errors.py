@@ -1,6 +1,7 @@
 """The errors a caller can act on. Each message is one sentence: what was wrong, which value, what next."""
 
 import re
+import textwrap
 
 
 class LseError(Exception):
@@ -26,4 +27,5 @@ class TargetError(LseError):
 def reason(error: Exception) -> str:
     """The first sentence of another library's error, without its full stop, to quote in ours."""
     text = " ".join(str(error).split())
-    return re.split(r"(?<=[.?!]) ", text)[0].rstrip(".:") or type(error).__name__
+    first = re.split(r"(?<=[.?!]) ", text)[0].rstrip(".:") or type(error).__name__
+    return textwrap.shorten(first, 200, placeholder=" ...")

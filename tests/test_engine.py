@@ -12,7 +12,8 @@ from lse_mlx.drafters.dflash2.config import DFlash2Config
 from lse_mlx.drafters.dflash2.drafter import DFlash2
 from lse_mlx.drafters.dflash2.operations import DEVICE
 from lse_mlx.drafters.dflash2.weights import DFlash2Weights
-from lse_mlx.target.loading import load_target, read_stop_tokens
+from lse_mlx.target.config import read_stop_tokens
+from lse_mlx.target.loading import load_target
 from lse_mlx.target.tokenizer import Tokenizer, load_tokenizer
 
 TURN = "Write a story about a shy fox."

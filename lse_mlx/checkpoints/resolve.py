@@ -12,7 +12,7 @@ from huggingface_hub.errors import (
 )
 
 from lse_mlx import demo_pair
-from lse_mlx.errors import CheckpointError
+from lse_mlx.errors import CheckpointError, reason
 
 DEMO = "demo"
 AUTO = "auto"
@@ -49,10 +49,21 @@ def resolve_pair(model: str | Path, drafter: str | Path | None = AUTO) -> Pair:
 
 
 def _folder(name: str | Path, role: str) -> Path:
-    path = Path(name).expanduser()
-    if path.is_dir():
+    if not isinstance(name, str | Path) or not str(name).strip():
+        raise CheckpointError(
+            f"The {role} is {name!r}: give a folder, a repository (org/name), or {DEMO!r}."
+        )
+    try:
+        path = Path(name).expanduser()
+        is_folder, exists = path.is_dir(), path.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise CheckpointError(
+            f"The {role} {str(name)!r} is no name of a folder ({reason(error)}): give a folder, "
+            f"a repository (org/name), or {DEMO!r}."
+        ) from error
+    if is_folder:
         return path
-    if path.exists():
+    if exists:
         raise CheckpointError(
             f"The {role} {str(name)!r} is a file: name the folder that holds config.json."
         )

@@ -7,7 +7,7 @@ import mlx.core as mx
 from rich.console import Console
 from rich.table import Table
 
-from lse_mlx.checkpoints.resolve import AUTO, resolve_pair
+from lse_mlx.checkpoints.resolve import resolve_pair
 from lse_mlx.cli.common import notes
 from lse_mlx.comparison import Comparison, compare, mlx_lm_rate
 from lse_mlx.demo_pair import HELD_OUT_PROMPTS
@@ -22,17 +22,17 @@ MLX_LM_TOKENS = 32
 
 
 def run_demo(
-    model: str, drafter: str | None, prompt: str | None, max_tokens: int, quiet: bool
+    model: str, drafter: str, prompt: str | None, max_tokens: int, quiet: bool
 ) -> dict[str, Any]:
     """Run the comparison and show it on the terminal unless `quiet`; returns the whole report.
 
     The built-in prompts are ones that neither model of the demo pair was trained on.
     """
     prompts = [prompt] if prompt is not None else built_in_prompts()
-    pair = resolve_pair(model, drafter or AUTO)
+    pair = resolve_pair(model, drafter)
     if pair.drafter is None:
         raise RequestError(f"The demo compares with and without a drafter: give {model!r} one.")
-    with load(model, drafter or AUTO) as engine:
+    with load(model, drafter) as engine:
         comparison = compare(engine, prompts, max_tokens, None if quiet else _show_reply)
         first = engine.tokenizer.encode(prompts[0])
     with notes.status("timing mlx-lm on the first prompt"):

@@ -33,10 +33,10 @@ Model = Annotated[
     ),
 ]
 Drafter = Annotated[
-    str | None,
+    str,
     typer.Option(
-        help='Drafter: "demo", a folder, or a repository. Without it the demo pair uses its own '
-        "and any other target decodes alone.",
+        help='Drafter: "demo", a folder, or a repository; "auto" is the demo pair\'s own, and none '
+        "with any other target.",
         metavar="DRAFTER",
     ),
 ]
@@ -73,7 +73,7 @@ def generate(
         ),
     ],
     model: Model = None,
-    drafter: Drafter = None,
+    drafter: Drafter = AUTO,
     no_drafter: Annotated[
         bool, typer.Option("--no-drafter", help="Decode with the target alone.")
     ] = False,
@@ -98,10 +98,10 @@ def generate(
         Sampling(temperature, top_k, top_p, min_p)
         Limits(frozenset(), max_tokens, room=1)
         Streams.from_seed(seed or 0)
-        if no_drafter and drafter is not None:
+        if no_drafter and drafter != AUTO:
             raise RequestError("--drafter and --no-drafter contradict each other: give one.")
         chosen = choose_model(model)
-        with load(chosen, None if no_drafter else drafter or AUTO) as engine:
+        with load(chosen, None if no_drafter else drafter) as engine:
             pieces = engine.stream(
                 read_input() if prompt == "-" else prompt,
                 max_tokens=max_tokens,
@@ -122,7 +122,7 @@ def demo(
     ] = None,
     max_tokens: MaxTokens = 128,
     model: Model = None,
-    drafter: Drafter = None,
+    drafter: Drafter = AUTO,
     as_json: AsJson = False,
 ) -> None:
     """Decode the same prompts plain and speculatively, and show texts, speeds and their ratio."""

@@ -84,7 +84,7 @@ class Tokenizer:
                 )
         try:
             return self.wrapper.apply_chat_template(messages, add_generation_prompt=True)
-        except (TemplateError, TypeError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise RequestError(
                 f"The chat template refuses these messages ({reason(error)}): "
                 "check their roles and order."
@@ -115,7 +115,7 @@ def _check_text(text: str) -> None:
         ) from error
 
 
-def load_tokenizer(folder: Path, stop_tokens: int | list[int] | None, vocab_size: int) -> Tokenizer:
+def load_tokenizer(folder: Path, stop_tokens: list[int] | None, vocab_size: int) -> Tokenizer:
     """Load the tokenizer in `folder`.
 
     stop_tokens: the checkpoint's end tokens, if it names any; the tokenizer's own is always one.
@@ -130,7 +130,7 @@ def load_tokenizer(folder: Path, stop_tokens: int | list[int] | None, vocab_size
         # split text by that family's rules instead of those in tokenizer.json.
         as_stored = {"config": PretrainedConfig()}
         wrapper = load_wrapper(folder, as_stored, eos_token_ids=stop_tokens)
-    except (ValueError, OSError, KeyError, TypeError) as error:
+    except (ValueError, OSError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"The tokenizer in {folder} does not load ({reason(error)}): "
             "download the checkpoint again."

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -153,6 +154,9 @@ def assert_one_sentence(result, *words: str) -> None:
     [
         ((PROMPT, "--model", "no-such-model"), ("no-such-model", "does not exist")),
         ((PROMPT, "--model", "./missing/folder"), ("missing/folder", "does not exist")),
+        ((PROMPT, "--model", ""), ("The model is ''",)),
+        ((PROMPT, "--drafter", ""), ("The drafter is ''",)),
+        ((PROMPT, "--model", str(demo_pair.DRAFTER)), ("is a DFlash2 drafter",)),
         ((PROMPT, "--model", __file__), ("test_generate.py", "is a file")),
         ((PROMPT, "--model", str(Path(__file__).parent)), ("config.json",)),
         ((PROMPT, "--drafter", "no-such-drafter"), ("no-such-drafter", "drafter")),
@@ -203,3 +207,17 @@ def test_the_installed_command_answers_and_fails_cleanly(tmp_path: Path):
     bad = subprocess.run([*command, ""], check=False, capture_output=True, text=True, cwd=tmp_path)
     assert bad.returncode == 1
     assert bad.stderr.strip().splitlines()[-1].startswith("error: ")
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_ctrl_c_is_quiet(begun: bool):
+    """While MLX is imported, and while a reply is being decoded."""
+    code = "import signal, lse_mlx.cli; print(flush=True); lse_mlx.cli.run()"
+    command = [sys.executable, "-c", code, "generate", PROMPT, "--no-drafter"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.read(4 if begun else 1)  # the line printed above, and then the reply's beginning
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in said

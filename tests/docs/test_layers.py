@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "engine": BASE | {"checkpoints", "decode", "drafters", "kernels", "target"},
     "__init__": BASE | {"decode", "engine"},
     "comparison": BASE | {"engine", "target"},
+    "__main__": {"cli"},
     "cli": BASE | {"__init__", "checkpoints", "comparison", "decode", "demo_pair", "engine"},
 }
 

@@ -118,6 +118,7 @@ def assert_refused(field: str, value: object) -> None:
         ("dflash_config.conv_kernel_size", 3),
         ("dflash_config.conv_group_size", 15),
         ("dflash_config.selector_top_k", 200),
+        ("dflash_config.selector_top_k", 4096),
         ("dflash_config.input_embedding_scale", 8.0),
         ("dflash_config.output_multiplier", 0.5),
         ("dflash_config.output_multiplier", True),

@@ -91,14 +91,15 @@ def test_the_wheel_starts_the_command_line(wheel: Path) -> None:
         [name] = [n for n in archive.namelist() if n.endswith("entry_points.txt")]
         assert archive.read(name).decode().split("\n")[:2] == [
             "[console_scripts]",
-            "lse-mlx = lse_mlx.cli.main:app",
+            "lse-mlx = lse_mlx.cli:run",
         ]
 
 
 def test_python_and_dependencies_of_each_machine(declared: email.message.Message) -> None:
     assert declared["Requires-Python"] == ">=3.11"
     requirements = declared.get_all("Requires-Dist", [])
-    everywhere = {"mlx-lm", "huggingface_hub", "jinja2", "numpy", "rich", "safetensors", "typer"}
+    everywhere = {"mlx-lm", "huggingface_hub", "jinja2", "numpy", "rich"}
+    everywhere |= {"safetensors", "transformers", "typer"}
     everywhere = {name.replace("_", "-") for name in everywhere}
     assert of_machine(requirements, "mac") == everywhere | {"mlx"}
     assert of_machine(requirements, "linux") == everywhere | {"mlx[cpu]"}

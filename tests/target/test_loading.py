@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from lse_mlx.errors import CheckpointError
-from lse_mlx.target.loading import load_target, read_config, read_stop_tokens
+from lse_mlx.target.config import read_config, read_stop_tokens
+from lse_mlx.target.loading import load_target
 from tests.tiny_models import KINDS, VOCAB, config_of, random_prompt, save_checkpoint
 
 Change = Callable[[dict[str, Any]], object]
@@ -171,10 +172,10 @@ def test_a_wrong_quantization_is_refused(tmp_path: Path, quantization: object) -
 
 
 def test_stop_tokens_come_from_the_generation_config_first(folder: Path) -> None:
-    assert read_stop_tokens(folder) == 3
+    assert read_stop_tokens(folder) == [3]
     path = folder / "generation_config.json"
     path.write_text('{"temperature": 1}', "utf-8")
-    assert read_stop_tokens(folder) == 3
+    assert read_stop_tokens(folder) == [3]
     path.write_text('{"eos_token_id": [4, 6]}', "utf-8")
     assert read_stop_tokens(folder) == [4, 6]
     path.write_text("{", "utf-8")
@@ -184,17 +185,64 @@ def test_stop_tokens_come_from_the_generation_config_first(folder: Path) -> None
 
 def test_stop_tokens_may_be_in_the_text_config_or_nowhere(folder: Path) -> None:
     rewrite(folder, lambda c: (c.pop("eos_token_id"), c.update(text_config={"eos_token_id": 9})))
-    assert read_stop_tokens(folder) == 9
+    assert read_stop_tokens(folder) == [9]
     rewrite(folder, lambda c: c.pop("text_config"))
     assert read_stop_tokens(folder) is None
 
 
 def test_a_stop_token_of_null_is_none_named(folder: Path) -> None:
     rewrite(folder, lambda c: c.update(eos_token_id=None, text_config={"eos_token_id": 9}))
-    assert read_stop_tokens(folder) == 9
+    assert read_stop_tokens(folder) == [9]
     rewrite(folder, lambda c: c.update(text_config=None))
     assert read_stop_tokens(folder) is None
 
 
 def test_a_config_is_read_as_it_is(folder: Path) -> None:
     assert read_config(folder)["hidden_size"] == 64
+
+
+def test_a_folders_name_is_no_pattern(tmp_path: Path) -> None:
+    odd = save_checkpoint(tmp_path / "[q4] model*")
+    assert load_target(odd).vocab_size == VOCAB
+
+
+def test_weights_are_never_taken_from_another_folder(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "ma", seed=1)
+    empty = save_checkpoint(tmp_path / "m[ab]")
+    (empty / "model.safetensors").unlink()
+    refusal(empty, "m[ab]", "no model*.safetensors")
+
+
+@pytest.mark.parametrize("value", [True, 0, -64, 64.0, "64", None])
+@pytest.mark.parametrize("name", ["hidden_size", "vocab_size", "num_hidden_layers"])
+def test_a_dimension_that_is_no_count_is_refused(folder: Path, name: str, value: object) -> None:
+    def change(config: dict[str, Any]) -> None:
+        config.get("text_config", config)[name] = value
+
+    refusal(rewrite(folder, change), name)
+
+
+@pytest.mark.parametrize("value", ["2", ["2"], -1, True, {"a": 1}, 2.0, [None]])
+def test_an_end_token_that_is_no_id_is_refused(folder: Path, value: object) -> None:
+    rewrite(folder, lambda c: c.update(eos_token_id=value))
+    with pytest.raises(CheckpointError, match="eos_token_id"):
+        read_stop_tokens(folder)
+
+
+@pytest.mark.parametrize("change", [{"partial_rotary_factor": 2}, {"rope_theta": "x"}])
+def test_what_cannot_be_computed_fails_at_load(folder: Path, change: dict[str, Any]) -> None:
+    def spoil(config: dict[str, Any]) -> None:
+        text = config.get("text_config", config)
+        text["rope_parameters"] = text.get("rope_parameters", {}) | change
+
+    refusal(rewrite(folder, spoil), str(folder))
+
+
+def test_a_drafter_is_no_target(folder: Path) -> None:
+    drafter = rewrite(folder, lambda c: c.update(architectures=["DFlash2DraftModel"]))
+    refusal(drafter, "is a DFlash2 drafter")
+
+
+@pytest.mark.parametrize("asked", ["100", 2.5, True])
+def test_a_context_that_is_no_count_is_refused(folder: Path, asked: Any) -> None:
+    refusal(folder, repr(asked), context_length=asked)

@@ -11,6 +11,8 @@ from lse_mlx.errors import CheckpointError
 ARCHITECTURE = "DFlash2DraftModel"
 LARGEST_BLOCK = 8
 CONV_TAPS = 2
+MOST_CANDIDATES = 255
+"""What the selector may rank at a position: every pair of candidates is scored at once."""
 
 # Optional fields that the drafter does not compute: accepted only where they change nothing.
 NEUTRAL: tuple[tuple[str, object], ...] = (
@@ -276,11 +278,12 @@ def _check_block(config: DFlash2Config) -> None:
             config.mask_token_id,
             f"the vocabulary is 0..{vocab - 1}: use the published config.json",
         )
-    if config.selector_top_k > vocab:
+    most = min(vocab, MOST_CANDIDATES)
+    if config.selector_top_k > most:
         _refuse(
             "dflash_config.selector_top_k",
             config.selector_top_k,
-            f"the vocabulary has {vocab} tokens: use the published config.json",
+            f"at most {most} candidates are scored in pairs: use the published config.json",
         )
 
 

@@ -1,0 +1,102 @@
+"""What a target checkpoint's config.json says, checked before anything is built from it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lse_mlx.errors import CheckpointError, reason
+
+SUPPORTED = ("qwen3_5", "qwen3_5_text", "qwen3")
+DIMENSIONS = ("hidden_size", "vocab_size", "num_hidden_layers")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The checkpoint's config.json as a dict. Raises CheckpointError when it cannot be read."""
+    path = folder / "config.json"
+    if not path.exists():
+        raise CheckpointError(f"{folder} has no config.json: name the folder of a checkpoint.")
+    return _read_json(path)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({reason(error)}): download the checkpoint again."
+        ) from error
+    if not isinstance(held, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object: download the checkpoint again.")
+    return held
+
+
+def read_stop_tokens(folder: Path) -> list[int] | None:
+    """The end tokens that the checkpoint names: generation_config.json first, then config.json.
+
+    None where neither names any. Raises CheckpointError for what is no token id.
+    """
+    path = folder / "generation_config.json"
+    config = read_config(folder)
+    for part in (_read_json(path) if path.exists() else None, config, config.get("text_config")):
+        named = part.get("eos_token_id") if isinstance(part, dict) else None
+        if named is None:
+            continue
+        ids = named if isinstance(named, list) else [named]
+        if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
+            raise CheckpointError(
+                f"The eos_token_id of {folder} is {named!r}, which is no token id: "
+                "download the checkpoint again."
+            )
+        return ids
+    return None
+
+
+def check_supported(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The text part of a supported config; raises CheckpointError for any other."""
+    if "DFlash2DraftModel" in (config.get("architectures") or []):
+        raise CheckpointError(
+            f"{folder} is a DFlash2 drafter: name it as the drafter, beside the target it is for."
+        )
+    kind = config.get("model_type")
+    if kind not in SUPPORTED:
+        raise CheckpointError(
+            f"{folder} is a {kind!r} model, which is not supported: "
+            "name a dense qwen3_5 or qwen3 checkpoint."
+        )
+    text = config.get("text_config", config)
+    if not isinstance(text, dict):
+        raise CheckpointError(
+            f"The text_config in {folder / 'config.json'} is not an object: "
+            "download the checkpoint again."
+        )
+    if text.get("num_experts", 0):
+        raise CheckpointError(
+            f"{folder} is a mixture of {text['num_experts']} experts, which is not supported: "
+            "name a dense qwen3_5 or qwen3 checkpoint."
+        )
+    for field in DIMENSIONS:
+        value = text.get(field)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise CheckpointError(
+                f"The {field} in {folder / 'config.json'} is {value!r} instead of a count: "
+                "download the checkpoint again."
+            )
+    return text
+
+
+def context_limit(text: dict[str, Any], asked: int | None, folder: Path) -> int:
+    """How many tokens a sequence may hold: what was asked for, or the checkpoint's own limit."""
+    own = text.get("max_position_embeddings", 32768)
+    if isinstance(own, bool) or not isinstance(own, int) or own < 2:
+        raise CheckpointError(
+            f"The max_position_embeddings in {folder / 'config.json'} is {own!r}, "
+            "no count of tokens: download the checkpoint again."
+        )
+    if asked is None:
+        return own
+    whole = isinstance(asked, int) and not isinstance(asked, bool)
+    if not whole or not 2 <= asked <= own:
+        raise CheckpointError(
+            f"A context of {asked!r} tokens is not possible: choose 2 to {own} for this checkpoint."
+        )
+    return asked
