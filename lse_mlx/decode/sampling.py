@@ -51,12 +51,18 @@ class Sampling:
             )
         if self.temperature == 0:
             return Distribution.point(best)
-        ids = self._best_first(logits)
+        ids = self._top_k_ids(logits)
         below = logits[ids].astype(np.float64) - float(logits[best])
         with np.errstate(over="ignore"):  # a tiny temperature makes it -inf, which has weight 0
             weights = np.exp(below / self.temperature)
         probs = weights / weights.sum()
         if self.top_p < 1:
+            # Tokens rarer than this weigh less than 1 - top_p together, so all of them lie behind
+            # what stays: a large vocabulary need not be sorted.
+            likely = probs >= 0.5 * (1 - self.top_p) / len(probs)
+            ids, probs = ids[likely], probs[likely]
+            order = np.lexsort((ids, -logits[ids]))
+            ids, probs = ids[order], probs[order]
             # A token stays while the mass before it is below top_p, so the first always stays.
             keep = int(np.searchsorted(np.cumsum(probs) - probs, self.top_p, side="left"))
             ids, probs = ids[:keep], probs[:keep] / probs[:keep].sum()
@@ -65,19 +71,14 @@ class Sampling:
             ids, probs = ids[keep_mask], probs[keep_mask] / probs[keep_mask].sum()
         return Distribution(ids, probs)
 
-    def _best_first(self, logits: NDArray[np.float32]) -> NDArray[np.int64]:
-        """The ids that top-k keeps, likeliest first; all ids in id order where no rule ranks."""
-        k = min(self.top_k, len(logits)) or len(logits)
-        if k == len(logits):
-            if self.top_p == 1:
-                return np.arange(len(logits))
-            candidates = np.arange(len(logits))
-        else:
-            # Every id at least as good as the k-th value: ties at the border are cut by id below.
-            kth = np.partition(logits, len(logits) - k)[len(logits) - k]
-            candidates = np.flatnonzero(logits >= kth)
-        order = np.lexsort((candidates, -logits[candidates]))
-        return candidates[order][:k]
+    def _top_k_ids(self, logits: NDArray[np.float32]) -> NDArray[np.int64]:
+        """The ids that top-k keeps: the likeliest first, or all of them in id order."""
+        if not 0 < self.top_k < len(logits):
+            return np.arange(len(logits))
+        # Every id at least as good as the k-th value: ties at the border are cut by id below.
+        border = len(logits) - int(self.top_k)
+        candidates = np.flatnonzero(logits >= np.partition(logits, border)[border])
+        return candidates[np.lexsort((candidates, -logits[candidates]))][: int(self.top_k)]
 
 
 class TargetRows:
