@@ -172,6 +172,7 @@ def test_the_device_form_decodes_the_same_with_and_without_the_drafter():
         ("caf\udce9", "character 3"),
         ([{"role": "user", "content": "caf\udce9"}], "character 3"),
         ([{"content": "hi"}], "role"),
+        ([{"role": "user", "content": None}], "a role and a content"),
     ],
 )
 def test_a_prompt_of_another_kind_is_one_sentence(engine: lse_mlx.Engine, prompt, words: str):

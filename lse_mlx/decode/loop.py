@@ -121,5 +121,6 @@ def _prefill(
         session.tokens += piece
         logits = rows.logits
         mx.eval(logits)
+        mx.clear_cache()  # a piece's buffers are of sizes that no later pass asks for
     timings.prompt_ms = 1000 * (perf_counter() - started)
     return logits

@@ -75,7 +75,7 @@ class Tokenizer:
                 "This model has no chat template: give the prompt as text instead of messages."
             )
         for message in messages:
-            says = {"content", "tool_calls"} & set(message)
+            says = message.get("content") is not None or message.get("tool_calls")
             if isinstance(message.get("content"), str):
                 _check_text(message["content"])
             if not isinstance(message.get("role"), str) or not says:
