@@ -50,13 +50,13 @@ def decode(session: Session, request: Request, timings: Timings) -> Iterator[Ste
 
     At every step the session already holds exactly the tokens of the prompt and those emitted; only
     the last one emitted, the anchor, is not read by any pass yet, unless a stop token followed it.
-    So the caller may stop asking at any step. A failure inside a pass leaves the session empty, and
-    so does going on after another reply began in the session, which raises RequestError.
+    So the caller may stop asking at any step. A failure inside a pass leaves the session empty.
+    Going on after another reply began in the session raises RequestError and leaves that one alone.
     """
     try:
         yield from _cycles(session, request, timings)
-    except GeneratorExit:
-        raise  # the caller stopped asking, between two passes: the session is whole
+    except (GeneratorExit, RequestError):
+        raise  # between two passes: the session is whole, or another reply's by now
     except BaseException:
         session.reset()
         raise
