@@ -135,7 +135,7 @@ class Engine:
         temperature: 0 is greedy; top_k, top_p, min_p: as in `Sampling`
         seed: fixes a sampled reply; None takes a fresh one, which the result names
         speculate: False decodes with the target alone; the distribution of replies is the same
-        session: a conversation to go on with, from `session()`; a fresh one if None
+        session: from `session()`, whose work is reused where the prompt begins alike; None for none
 
         The request is checked here and now, before the first piece is asked for. Raises
         RequestError for a request that cannot be served, TargetError and DraftError for models that

@@ -53,7 +53,7 @@ def read_stop_tokens(folder: Path) -> list[int] | None:
 
 def check_supported(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The text part of a supported config; raises CheckpointError for any other."""
-    if "DFlash2DraftModel" in (config.get("architectures") or []):
+    if "DFlash2DraftModel" in str(config.get("architectures")):
         raise CheckpointError(
             f"{folder} is a DFlash2 drafter: name it as the drafter, beside the target it is for."
         )

@@ -55,7 +55,7 @@ class HostDeltaLayer:
         )
 
     def new_state(self) -> DeltaState:
-        """The state before the first token: all zeros."""
+        """See `DeltaMixer`: all zeros."""
         net = self.layer
         return DeltaState(
             tail=np.zeros((1, net.conv_kernel_size - 1, net.conv_dim), np.float32),
@@ -64,7 +64,7 @@ class HostDeltaLayer:
         )
 
     def __call__(self, x: mx.array, state: DeltaState, whole: bool) -> mx.array:
-        """See `DeltaLayer`."""
+        """See `DeltaMixer`."""
         net, t = self.layer, x.shape[1]
         ends = np.cumsum([net.conv_dim, net.value_dim, net.num_v_heads])
         qkv, z, b, a = np.split(self.joined.product(host_tiles(x))[None, :t], ends, axis=-1)

@@ -45,7 +45,7 @@ def load_target(
     model = load_modules(folder)
     if on_host is None:
         on_host = mx.default_device() == mx.cpu
-    with loading_errors(folder, "cannot be run"):
+    with _named_errors(folder, "cannot be run"):
         if on_host:
             move_to_host(model)
         inner: Any = model.language_model if "language_model" in model else model
@@ -74,13 +74,13 @@ def load_modules(folder: Path) -> Any:
         )
     # mlx-lm knows `qwen3_5` alone: the text part's own name is the same class.
     family = "qwen3_5" if name == "qwen3_5_text" else name
-    with loading_errors(folder, f"do not load as {name}"), _plain_name(folder) as path:
+    with _named_errors(folder, f"do not load as {name}"), _plain_name(folder) as path:
         model, _ = load_model(path, model_config={"model_type": family})
     return model.eval()
 
 
 @contextmanager
-def loading_errors(folder: Path, what: str) -> Iterator[None]:
+def _named_errors(folder: Path, what: str) -> Iterator[None]:
     """Turn what other libraries raise on the weights in `folder` into one CheckpointError."""
     try:
         yield

@@ -19,8 +19,9 @@ from tests.tiny_models import (
 )
 
 COUNT = 20
-# Length of the prompt to the seed that draws it; chosen so that no two logits come close.
-PROMPTS = {1: 2, 2: 0, 7: 4, 8: 3, 9: 2, 40: 1}
+# Length of the prompt to the seed that draws it; chosen so that no two logits come close. The longest
+# is past the window that the demo drafter sees.
+PROMPTS = {1: 2, 2: 0, 7: 4, 8: 3, 9: 2, 40: 1, 140: 4}
 each_length = pytest.mark.parametrize("length", PROMPTS)
 
 
@@ -66,7 +67,7 @@ def test_speculative_decoding_is_plain_decoding(
     cold[length].assert_holds(session, length + COUNT - 1)
 
 
-@pytest.mark.parametrize("length", [2, 7, 9, 40])
+@pytest.mark.parametrize("length", [2, 7, 9, 40, 140])
 @pytest.mark.parametrize("prefill_rows", [1, 3, 8])
 @pytest.mark.parametrize("speculate", [False, True])
 def test_a_prompt_in_pieces_changes_nothing(

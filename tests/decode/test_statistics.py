@@ -25,12 +25,11 @@ EMITTED = 4
 """The first token comes with the prompt; behind it a pass of two drafts is judged."""
 THRESHOLD = 1e-4
 
+RULES = {"": {}, ", top-k": {"top_k": 3}, ", top-p": {"top_p": 0.85}, ", min-p": {"min_p": 0.2}}
 SETTINGS = {
-    "temperature 0.6": Sampling(0.6),
-    "temperature 1": Sampling(1.0),
-    "top-k": Sampling(1.0, top_k=3),
-    "top-p": Sampling(0.9, top_p=0.85),
-    "min-p": Sampling(1.2, min_p=0.2),
+    f"temperature {temperature}{name}": Sampling(temperature, **rule)
+    for temperature in (0.6, 1.0)
+    for name, rule in RULES.items()
 }
 
 Replies = Counter[tuple[int, ...]]

@@ -246,3 +246,12 @@ def test_a_drafter_is_no_target(folder: Path) -> None:
 @pytest.mark.parametrize("asked", ["100", 2.5, True])
 def test_a_context_that_is_no_count_is_refused(folder: Path, asked: Any) -> None:
     refusal(folder, repr(asked), context_length=asked)
+
+
+@pytest.mark.parametrize("value", [5, {"a": 1}, "DFlash2DraftModel", ["DFlash2DraftModel", None]])
+def test_an_odd_list_of_architectures_is_no_traceback(folder: Path, value: object) -> None:
+    odd = rewrite(folder, lambda c: c.update(architectures=value))
+    if "DFlash2" in str(value):
+        refusal(odd, "is a DFlash2 drafter")
+    else:
+        assert load_target(odd).vocab_size == VOCAB
