@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from lse_mlx.checkpoints.resolve import AUTO, DEMO, resolve_pair
+from lse_mlx.checkpoints.target_config import read_stop_tokens
 from lse_mlx.decode.loop import Request, decode
 from lse_mlx.decode.sampling import Sampling
 from lse_mlx.decode.session import Session
@@ -18,7 +19,6 @@ from lse_mlx.decode.timings import Timings
 from lse_mlx.drafters.base import Drafter
 from lse_mlx.drafters.dflash2.drafter import load_dflash2
 from lse_mlx.errors import RequestError
-from lse_mlx.target.config import read_stop_tokens
 from lse_mlx.target.loading import load_target
 from lse_mlx.target.model import Target
 from lse_mlx.target.tokenizer import Prompt, Tokenizer, load_tokenizer

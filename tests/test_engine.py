@@ -8,11 +8,11 @@ import pytest
 
 import lse_mlx
 from lse_mlx import demo_pair
-from lse_mlx.drafters.dflash2.config import DFlash2Config
+from lse_mlx.checkpoints.drafter_config import DFlash2Config
+from lse_mlx.checkpoints.target_config import read_stop_tokens
 from lse_mlx.drafters.dflash2.drafter import DFlash2
 from lse_mlx.drafters.dflash2.operations import DEVICE
 from lse_mlx.drafters.dflash2.weights import DFlash2Weights
-from lse_mlx.target.config import read_stop_tokens
 from lse_mlx.target.loading import load_target
 from lse_mlx.target.tokenizer import Tokenizer, load_tokenizer
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from lse_mlx.checkpoints.drafter_config import TargetDimensions
 from lse_mlx.distribution import Distribution
 
 Uniform = Callable[[], float]
@@ -34,17 +35,8 @@ class Proposal:
         return Proposal(self.tokens[:k], self.q[:k])
 
 
-class SharedTarget(Protocol):
+class SharedTarget(TargetDimensions, Protocol):
     """What a drafter may use of its target: the dimensions, the embedding and the output head."""
-
-    @property
-    def hidden_size(self) -> int: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def layer_count(self) -> int: ...
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Embeddings of `tokens` (int32 [n]) as [n, hidden] in the target's activation dtype."""

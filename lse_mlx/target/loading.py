@@ -10,8 +10,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.utils import load_model
 
+from lse_mlx.checkpoints.target_config import check_supported, context_limit, read_config
 from lse_mlx.errors import CheckpointError, reason
-from lse_mlx.target.config import check_supported, context_limit, read_config
 from lse_mlx.target.delta_layer import DeltaLayer, DeltaMixer
 from lse_mlx.target.host_delta_layer import HostDeltaLayer
 from lse_mlx.target.host_form import move_to_host

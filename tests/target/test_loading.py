@@ -9,8 +9,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from lse_mlx.checkpoints.target_config import read_config, read_stop_tokens
 from lse_mlx.errors import CheckpointError
-from lse_mlx.target.config import read_config, read_stop_tokens
 from lse_mlx.target.loading import load_target
 from tests.tiny_models import KINDS, VOCAB, config_of, random_prompt, save_checkpoint
 

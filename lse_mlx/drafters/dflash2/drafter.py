@@ -6,9 +6,9 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
+from lse_mlx.checkpoints.drafter_config import DFlash2Config
 from lse_mlx.drafters.base import Proposal, SharedTarget, Uniform
 from lse_mlx.drafters.dflash2.candidates import top_candidates
-from lse_mlx.drafters.dflash2.config import DFlash2Config
 from lse_mlx.drafters.dflash2.model import DFlash2Model
 from lse_mlx.drafters.dflash2.operations import DEVICE, HOST, Array, Operations
 from lse_mlx.drafters.dflash2.projections import project

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from lse_mlx.drafters.dflash2.config import CONV_TAPS, DFlash2Config
+from lse_mlx.checkpoints.drafter_config import CONV_TAPS, DFlash2Config
+from lse_mlx.checkpoints.drafter_tensors import SIDES
 from lse_mlx.drafters.dflash2.convolution import dynamic_convolution
 from lse_mlx.drafters.dflash2.operations import Array, Operations
 from lse_mlx.drafters.dflash2.projections import Projection, project
 from lse_mlx.drafters.dflash2.ring import ContextRing
 from lse_mlx.drafters.dflash2.rotation import Rotation
-from lse_mlx.drafters.dflash2.weights import SIDES, DFlash2Weights
+from lse_mlx.drafters.dflash2.weights import DFlash2Weights
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from lse_mlx.drafters.dflash2.config import Quantization
+from lse_mlx.checkpoints.drafter_config import Quantization
 from lse_mlx.drafters.dflash2.operations import HOST, Array, Operations
 from lse_mlx.drafters.dflash2.weights import Matrix
 from lse_mlx.kernels.host_linear import HostLinear, host_tiles

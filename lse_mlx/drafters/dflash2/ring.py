@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from lse_mlx.drafters.dflash2.config import DFlash2Config
+from lse_mlx.checkpoints.drafter_config import DFlash2Config
 from lse_mlx.drafters.dflash2.operations import Array, Operations
 from lse_mlx.drafters.live_rows import LiveRows
 

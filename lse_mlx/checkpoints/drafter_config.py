@@ -3,9 +3,8 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
-from lse_mlx.drafters.base import SharedTarget
 from lse_mlx.errors import CheckpointError
 
 ARCHITECTURE = "DFlash2DraftModel"
@@ -22,6 +21,19 @@ NEUTRAL: tuple[tuple[str, object], ...] = (
     ("dflash_config.output_multiplier", 1),
     ("dflash_config.final_logit_softcapping", 0),
 )
+
+
+class TargetDimensions(Protocol):
+    """What binds a drafter to its target."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def layer_count(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -124,21 +136,21 @@ class DFlash2Config:
         _check_block(config)
         return config
 
-    def check_target(self, shared: SharedTarget) -> None:
-        """Raise CheckpointError unless the drafter's target-bound dimensions are `shared`'s."""
+    def check_target(self, target: TargetDimensions) -> None:
+        """Raise CheckpointError unless the drafter's target-bound dimensions are `target`'s."""
         for field, value, found in (
-            ("hidden_size", self.hidden_size, shared.hidden_size),
-            ("vocab_size", self.vocab_size, shared.vocab_size),
-            ("num_target_layers", self.num_target_layers, shared.layer_count),
+            ("hidden_size", self.hidden_size, target.hidden_size),
+            ("vocab_size", self.vocab_size, target.vocab_size),
+            ("num_target_layers", self.num_target_layers, target.layer_count),
         ):
             if value != found:
                 _refuse(field, value, f"the target has {found}: use the drafter made for it")
         for tap in self.target_layer_ids:
-            if not 0 <= tap < shared.layer_count:
+            if not 0 <= tap < target.layer_count:
                 _refuse(
                     "dflash_config.target_layer_ids",
                     list(self.target_layer_ids),
-                    f"the target's blocks are 0..{shared.layer_count - 1}: "
+                    f"the target's blocks are 0..{target.layer_count - 1}: "
                     "use the drafter made for it",
                 )
 

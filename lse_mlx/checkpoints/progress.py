@@ -1,0 +1,56 @@
+"""How long work on files says how far it is. Needs the standard library only."""
+
+import sys
+import time
+from typing import Protocol, TextIO
+
+
+class Progress(Protocol):
+    """Whoever shows the work: lines in a log, a bar on a terminal, nothing in a test."""
+
+    def note(self, text: str) -> None:
+        """Something worth a line, once: what begins, what is reused, what went elsewhere."""
+        ...
+
+    def advance(self, phase: str, done: int, total: int, tensor: str = "") -> None:
+        """`done` of `total` bytes of `phase` are finished; `tensor` is the one at work, if any.
+
+        A phase begins with `done` 0 and ends with `done` equal to `total`.
+        """
+        ...
+
+
+class Lines:
+    """Progress as lines: one for each whole percent of a phase, and its first and last."""
+
+    def __init__(self, stream: TextIO | None = None, name: str = "dflash2-convert"):
+        """stream: where lines go, standard error if None; name: what stands in their brackets."""
+        self._stream = stream
+        self._name = name
+        self._began = time.monotonic()
+        self._said = ("", -1)
+
+    def note(self, text: str) -> None:
+        self._print(text)
+
+    def advance(self, phase: str, done: int, total: int, tensor: str = "") -> None:
+        percent = done * 100 // total if total else 100
+        if (phase, percent) == self._said:
+            return
+        self._said = (phase, percent)
+        line = f"phase={phase} done={done} total={total} percent={percent}"
+        line += f" elapsed_s={time.monotonic() - self._began:.1f}"
+        self._print(f"{line} tensor={tensor}" if tensor else line)
+
+    def _print(self, text: str) -> None:
+        print(f"[{self._name}] {text}", file=self._stream or sys.stderr, flush=True)
+
+
+class Silent:
+    """Progress that nobody looks at."""
+
+    def note(self, text: str) -> None:
+        pass
+
+    def advance(self, phase: str, done: int, total: int, tensor: str = "") -> None:
+        pass
