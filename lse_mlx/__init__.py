@@ -1,7 +1,6 @@
 """lse-mlx: lossless speculative decoding with MLX. `load()` gives an `Engine`."""
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -9,7 +8,7 @@ if TYPE_CHECKING:
     from lse_mlx.engine import Engine, Piece, Result, load
     from lse_mlx.errors import CheckpointError, DraftError, LseError, RequestError, TargetError
 
-__version__ = version("lse-mlx")
+__version__: str
 __all__ = [
     "CheckpointError",
     "DraftError",
@@ -25,7 +24,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Looked up when asked for: MLX takes a second to import, in which the command minds Ctrl-C.
+    # Looked up when asked for: MLX takes a second to import, in which the command minds Ctrl-C, and
+    # scripts/convert_dflash2_q8.py uses parts of a package that is not installed.
+    if name == "__version__":
+        return import_module("importlib.metadata").version("lse-mlx")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     engine, errors = (import_module(f"{__name__}.{home}") for home in ("engine", "errors"))

@@ -1,5 +1,6 @@
 """Engine: a loaded pair that answers prompts."""
 
+import os
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,7 +10,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from lse_mlx.checkpoints.resolve import AUTO, DEMO, resolve_pair
+from lse_mlx.checkpoints.conversion.places import CacheSettings
+from lse_mlx.checkpoints.hub.hub import Hub
+from lse_mlx.checkpoints.prepare import Consent, prepare_pair
+from lse_mlx.checkpoints.progress import Lines, Progress
+from lse_mlx.checkpoints.resolve import AUTO, DEMO, Pair
 from lse_mlx.checkpoints.target_config import read_stop_tokens
 from lse_mlx.decode.loop import Request, decode
 from lse_mlx.decode.sampling import Sampling
@@ -218,16 +223,41 @@ def load(
     drafter: str | Path | None = AUTO,
     *,
     context_length: int | None = None,
+    offline: bool = False,
+    allow_revision_mismatch: bool = False,
+    quantize_target: Consent = False,
+    progress: Progress | None = None,
 ) -> Engine:
-    """Load a target and its drafter.
+    """Load a target and its drafter, downloading and converting what is not there yet.
 
-    model: "demo" for the pair that ships with the package, a folder, or a Hugging Face repository
-    drafter: the same for the drafter; "auto" is the demo's own with "demo" and none otherwise;
-    None decodes with the target alone
+    model: "demo" for the pair that ships with the package, the name of another registered pair, a
+    folder, or a Hugging Face repository (org/name, org/name@revision)
+    drafter: the same for the drafter; "auto" is the one registered for this target, and none where
+    there is none; None decodes with the target alone
     context_length: the most tokens of prompt and reply; the checkpoint's own limit if None
-    Raises CheckpointError when a checkpoint is missing or broken, or the two do not belong together.
+    offline: use what is on this machine and never connect
+    allow_revision_mismatch: accept a drafter of another revision than the recorded one
+    quantize_target: convert a target in bf16 to 4 bits, once; a function is asked with the question.
+    Otherwise such a target is used as it is stored
+    progress: told how far downloads and conversions are; lines on standard error if None
+
+    Raises CheckpointError when a checkpoint is missing or broken, or the two do not belong together;
+    then nothing has been loaded.
     """
-    pair = resolve_pair(model, drafter)
+    pair = prepare_pair(
+        model,
+        drafter,
+        hub=Hub(offline=offline),
+        settings=CacheSettings.from_environment(os.environ),
+        progress=progress or Lines(),
+        allow_revision_mismatch=allow_revision_mismatch,
+        quantize_target=quantize_target,
+    )
+    return load_pair(pair, context_length)
+
+
+def load_pair(pair: Pair, context_length: int | None = None) -> Engine:
+    """Load the prepared folders of a pair; raises CheckpointError as `load` does."""
     target = load_target(pair.target, context_length)
     return Engine(
         target=target,

@@ -1,26 +1,42 @@
 """The drafter's config.json: what is read, and what is refused before any weight is."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
+from lse_mlx.checkpoints.checks import NOTHING, Check, Words, clauses, same
+from lse_mlx.checkpoints.drafter_kind import ARCHITECTURE, read_drafter_values
 from lse_mlx.errors import CheckpointError
 
-ARCHITECTURE = "DFlash2DraftModel"
 LARGEST_BLOCK = 8
 CONV_TAPS = 2
 MOST_CANDIDATES = 255
 """What the selector may rank at a position: every pair of candidates is scored at once."""
+GROUP_SIZES, BITS = (32, 64, 128), (4, 8)
+NEEDS = "lse-mlx needs"
 
-# Optional fields that the drafter does not compute: accepted only where they change nothing.
+# Fields that change what is computed, by the one value that this package computes.
+NEEDED: tuple[tuple[str, object], ...] = (
+    ("is_causal", False),
+    ("rope_parameters.rope_type", "default"),
+    ("dflash_config.conv_kernel_size", CONV_TAPS),
+)
+# The same of optional fields: accepted only where they change nothing.
 NEUTRAL: tuple[tuple[str, object], ...] = (
     ("hidden_act", "silu"),
+    ("attention_bias", False),
+    ("mlp_bias", False),
     ("rope_parameters.partial_rotary_factor", 1),
+    ("rope_parameters.factor", 1),
+    ("rope_scaling.rope_type", "default"),
+    ("rope_scaling.type", "default"),
+    ("rope_scaling.factor", 1),
     ("dflash_config.input_embedding_scale", 1),
     ("dflash_config.output_multiplier", 1),
     ("dflash_config.final_logit_softcapping", 0),
 )
+DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+"""What config.json calls a type of floats, and what a safetensors header calls it."""
 
 
 class TargetDimensions(Protocol):
@@ -49,6 +65,7 @@ class DFlash2Config:
     """The dimensions of one DFlash2 drafter, checked against themselves.
 
     Fields carry the names of config.json; those of its `dflash_config` stand at the same level.
+    dtype: what the tensors that are no codes are stored as, None where config.json does not say
     """
 
     hidden_size: int
@@ -69,6 +86,7 @@ class DFlash2Config:
     selector_rank: int
     selector_top_k: int
     quantization: Quantization | None
+    dtype: str | None = None
 
     @property
     def ring_slots(self) -> int:
@@ -85,236 +103,247 @@ class DFlash2Config:
         """Read `folder`/config.json.
 
         Raises CheckpointError if it is missing, is not JSON, or describes a drafter that this
-        package does not run; the message names the field and the value found.
+        package does not run; the message names every such field and the value found.
         """
-        path = folder / "config.json"
-        try:
-            values = json.loads(path.read_bytes())
-        except OSError as error:
-            raise CheckpointError(
-                f"{path} cannot be read ({error.strerror}): "
-                "pass the folder of a DFlash2 checkpoint with its config.json."
-            ) from error
-        except (ValueError, RecursionError) as error:
-            raise CheckpointError(
-                f"{path} is not JSON ({error}): download the checkpoint again."
-            ) from error
-        if not isinstance(values, dict):
-            raise CheckpointError(
-                f"{path} holds a {type(values).__name__}, not a JSON object: "
-                "download the checkpoint again."
-            )
-        return cls.parse(values)
+        return cls.parse(read_drafter_values(folder))
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> "DFlash2Config":
         """Check the fields of a config.json that is already parsed; raises as `read` does."""
-        fields = _Fields(values)
-        _check_kind(fields)
-        config = cls(
-            hidden_size=fields.count("hidden_size"),
-            vocab_size=fields.count("vocab_size"),
-            num_hidden_layers=fields.count("num_hidden_layers"),
-            num_target_layers=fields.count("num_target_layers"),
-            num_attention_heads=fields.count("num_attention_heads"),
-            num_key_value_heads=fields.count("num_key_value_heads"),
-            head_dim=fields.count("head_dim"),
-            intermediate_size=fields.count("intermediate_size"),
-            sliding_window=fields.count("sliding_window"),
-            rms_norm_eps=fields.positive("rms_norm_eps"),
-            rope_theta=fields.positive("rope_parameters.rope_theta"),
-            block_size=fields.count("dflash_config.block_size"),
-            mask_token_id=fields.integer("dflash_config.mask_token_id"),
-            target_layer_ids=fields.integers("dflash_config.target_layer_ids"),
-            conv_group_size=fields.count("dflash_config.conv_group_size"),
-            selector_rank=fields.count("dflash_config.selector_rank"),
-            selector_top_k=fields.count("dflash_config.selector_top_k"),
-            quantization=_quantization(fields),
-        )
-        _check_layers(fields, config)
-        _check_shapes(config)
-        _check_block(config)
+        config, checks = inspect_config(values)
+        if config is None:
+            raise CheckpointError(
+                f"The drafter's config.json has {clauses(checks)}: "
+                "use the config.json published with a DFlash2 checkpoint."
+            )
         return config
 
     def check_target(self, target: TargetDimensions) -> None:
         """Raise CheckpointError unless the drafter's target-bound dimensions are `target`'s."""
-        for field, value, found in (
-            ("hidden_size", self.hidden_size, target.hidden_size),
-            ("vocab_size", self.vocab_size, target.vocab_size),
-            ("num_target_layers", self.num_target_layers, target.layer_count),
-        ):
-            if value != found:
-                _refuse(field, value, f"the target has {found}: use the drafter made for it")
-        for tap in self.target_layer_ids:
-            if not 0 <= tap < target.layer_count:
-                _refuse(
-                    "dflash_config.target_layer_ids",
-                    list(self.target_layer_ids),
-                    f"the target's blocks are 0..{target.layer_count - 1}: "
-                    "use the drafter made for it",
-                )
+        checks = target_checks(
+            {
+                "hidden_size": self.hidden_size,
+                "vocab_size": self.vocab_size,
+                "num_target_layers": self.num_target_layers,
+                "dflash_config": {"target_layer_ids": list(self.target_layer_ids)},
+            },
+            target,
+        )
+        if not all(check.holds for check in checks):
+            raise CheckpointError(
+                f"The drafter's config.json has {clauses(checks)}: use the drafter made for it."
+            )
 
 
-def _refuse(field: str, value: object, way_out: str) -> NoReturn:
-    raise CheckpointError(f"The drafter's config.json has {field} = {value!r}, but {way_out}.")
+def look_up(values: dict[str, Any], name: str) -> object:
+    """The value of a dotted name, NOTHING where it or an object on the way to it is missing."""
+    value: object = values
+    for part in name.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return NOTHING
+        value = value[part]
+    return value
+
+
+def target_checks(values: dict[str, Any], target: TargetDimensions) -> list[Check]:
+    """What binds the drafter of the config.json `values` to its target, compared with `target`."""
+    checks = [
+        Check.equal(field, look_up(values, field), dimension, "the target has")
+        for field, dimension in (
+            ("hidden_size", target.hidden_size),
+            ("vocab_size", target.vocab_size),
+            ("num_target_layers", target.layer_count),
+        )
+    ]
+    taps = look_up(values, name := "dflash_config.target_layer_ids")
+    inside = isinstance(taps, list) and all(
+        type(tap) is int and 0 <= tap < target.layer_count for tap in taps
+    )
+    blocks = Words(f"0..{target.layer_count - 1}")
+    checks.append(Check(name, taps, blocks, inside, "the target's blocks are"))
+    return checks
+
+
+def inspect_config(values: dict[str, Any]) -> tuple[DFlash2Config | None, list[Check]]:
+    """The config of a parsed config.json, and every rule that it was held to.
+
+    The config is None where a rule does not hold.
+    """
+    fields = _Fields(values)
+    _check_kind(fields)
+    config = DFlash2Config(
+        hidden_size=fields.count("hidden_size"),
+        vocab_size=fields.count("vocab_size"),
+        num_hidden_layers=fields.count("num_hidden_layers"),
+        num_target_layers=fields.count("num_target_layers"),
+        num_attention_heads=fields.count("num_attention_heads"),
+        num_key_value_heads=fields.count("num_key_value_heads"),
+        head_dim=fields.count("head_dim"),
+        intermediate_size=fields.count("intermediate_size"),
+        sliding_window=fields.count("sliding_window"),
+        rms_norm_eps=fields.positive("rms_norm_eps"),
+        rope_theta=fields.positive("rope_parameters.rope_theta"),
+        block_size=fields.count("dflash_config.block_size"),
+        mask_token_id=fields.integer("dflash_config.mask_token_id"),
+        target_layer_ids=fields.integers("dflash_config.target_layer_ids"),
+        conv_group_size=fields.count("dflash_config.conv_group_size"),
+        selector_rank=fields.count("dflash_config.selector_rank"),
+        selector_top_k=fields.count("dflash_config.selector_top_k"),
+        quantization=_quantization(fields),
+        dtype=_dtype(fields),
+    )
+    _check_layers(fields, config)
+    _check_shapes(fields, config)
+    _check_block(fields, config)
+    return (config if all(check.holds for check in fields.checks) else None), fields.checks
 
 
 class _Fields:
-    """Typed look-ups by dotted name; whatever is missing or mistyped is refused by that name."""
+    """Typed look-ups by dotted name, each of which leaves a check.
+
+    For what is missing or mistyped a stand-in of the right type is given: a rule about several
+    fields is therefore looked at only where all of them are sound.
+    """
 
     def __init__(self, values: dict[str, Any]):
         self._values = values
+        self.checks: list[Check] = []
+
+    def sound(self, *names: str) -> bool:
+        return not {check.field for check in self.checks if not check.holds} & set(names)
 
     def optional(self, name: str) -> Any:
         """The value, or None where it or an object on the way to it is missing or null."""
-        value: Any = self._values
-        for part in name.split("."):
-            if not isinstance(value, dict):
-                return None
-            value = value.get(part)
-        return value
+        value = look_up(self._values, name)
+        return None if value is NOTHING else value
 
-    def required(self, name: str) -> Any:
+    def check(self, name: str, holds: bool, needed: str) -> bool:
+        """Leave a check of `name`; returns its verdict."""
         value = self.optional(name)
-        if value is None:
-            raise CheckpointError(
-                f"The drafter's config.json has no {name}: "
-                "use the config.json published with the DFlash2 checkpoint."
-            )
-        return value
+        found = NOTHING if value is None else value
+        self.checks.append(Check(name, found, Words(needed), holds, NEEDS))
+        return holds
+
+    def rule(self, names: tuple[str, ...], holds: bool, needed: str) -> None:
+        """A rule about several fields, where they are sound; the first one is what breaks it."""
+        if self.sound(*names):
+            self.check(names[0], holds, needed)
 
     def integer(self, name: str) -> int:
-        value = self.required(name)
-        if type(value) is not int:
-            _refuse(name, value, "it must be an integer: use the published config.json")
-        return value
+        value = self.optional(name)
+        return value if self.check(name, type(value) is int, "an integer") else 0
 
     def count(self, name: str) -> int:
-        value = self.integer(name)
-        if not 0 < value < 1 << 31:
-            _refuse(name, value, "it must be a positive 32-bit integer: use the published one")
-        return value
+        value = self.optional(name)
+        good = type(value) is int and 0 < value < 1 << 31
+        return value if self.check(name, good, "a positive 32-bit integer") else 1
 
     def positive(self, name: str) -> float:
-        value = self.required(name)
-        if type(value) not in (int, float) or not 0 < value < 1e300:
-            _refuse(name, value, "it must be a finite positive number: use the published one")
-        return float(value)
+        value = self.optional(name)
+        good = type(value) in (int, float) and 0 < value < 1e300
+        return float(value) if self.check(name, good, "a finite positive number") else 1.0
 
     def integers(self, name: str) -> tuple[int, ...]:
-        value = self.required(name)
-        if not isinstance(value, list) or any(type(item) is not int for item in value):
-            _refuse(name, value, "it must be a list of integers: use the published config.json")
-        return tuple(value)
+        value = self.optional(name)
+        good = isinstance(value, list) and all(type(item) is int for item in value)
+        return tuple(value) if self.check(name, good, "a list of integers") else ()
 
 
 def _check_kind(fields: _Fields) -> None:
-    architectures = fields.required("architectures")
-    if not isinstance(architectures, list) or ARCHITECTURE not in architectures:
-        _refuse("architectures", architectures, f"a {ARCHITECTURE} is needed: pass a DFlash2 one")
-    causal = fields.required("is_causal")
-    if causal is not False:
-        _refuse("is_causal", causal, "only false is implemented: use a non-causal DFlash2 drafter")
-    rope = fields.required("rope_parameters.rope_type")
-    if rope != "default":
-        _refuse("rope_parameters.rope_type", rope, "only 'default' is implemented: use such one")
-    taps = fields.integer("dflash_config.conv_kernel_size")
-    if taps != CONV_TAPS:
-        _refuse(
-            "dflash_config.conv_kernel_size",
-            taps,
-            f"only {CONV_TAPS} is implemented: use a drafter with two convolution taps",
-        )
+    named = fields.optional("architectures")
+    is_dflash2 = isinstance(named, list) and ARCHITECTURE in named
+    fields.check("architectures", is_dflash2, str([ARCHITECTURE]))
+    for name, only in NEEDED:
+        fields.check(name, same(fields.optional(name), only), f"{only!r}, and nothing else")
     for name, neutral in NEUTRAL:
         value = fields.optional(name)
-        if value is not None and (isinstance(value, bool) or value != neutral):
-            _refuse(name, value, f"only {neutral!r} is implemented: use a drafter without it")
+        holds = value is None or same(value, neutral)
+        fields.check(name, holds, f"{neutral!r}, or no such field")
 
 
 def _check_layers(fields: _Fields, config: DFlash2Config) -> None:
-    kinds = fields.required("layer_types")
-    if not isinstance(kinds, list) or any(kind != "sliding_attention" for kind in kinds):
-        _refuse("layer_types", kinds, "every layer must be 'sliding_attention': use such a drafter")
-    if len(kinds) != config.num_hidden_layers:
-        _refuse(
-            "layer_types",
-            kinds,
-            f"num_hidden_layers is {config.num_hidden_layers}: use the published config.json",
-        )
+    kinds, layers = fields.optional("layer_types"), config.num_hidden_layers
+    sliding = isinstance(kinds, list) and all(kind == "sliding_attention" for kind in kinds)
+    fields.check("layer_types", sliding, "'sliding_attention' for every layer")
+    fields.rule(
+        ("layer_types", "num_hidden_layers"),
+        isinstance(kinds, list) and len(kinds) == layers,
+        f"num_hidden_layers = {layers} of them",
+    )
     taps, blocks = config.target_layer_ids, config.num_target_layers
-    if not taps or list(taps) != sorted(set(taps)) or not 0 <= taps[0] <= taps[-1] < blocks:
-        _refuse(
-            "dflash_config.target_layer_ids",
-            list(taps),
-            f"it must name target blocks in 0..{blocks - 1}, strictly increasing and at least "
-            "one: use the published config.json",
-        )
+    fields.rule(
+        ("dflash_config.target_layer_ids", "num_target_layers"),
+        bool(taps) and list(taps) == sorted(set(taps)) and 0 <= taps[0] <= taps[-1] < blocks,
+        f"target blocks in 0..{blocks - 1} (num_target_layers = {blocks}), strictly increasing "
+        "and at least one",
+    )
 
 
-def _check_shapes(config: DFlash2Config) -> None:
-    if config.num_attention_heads % config.num_key_value_heads:
-        _refuse(
-            "num_attention_heads",
-            config.num_attention_heads,
-            f"it must be a multiple of num_key_value_heads = {config.num_key_value_heads}: "
-            "use the published config.json",
-        )
-    if config.head_dim % 2:
-        _refuse("head_dim", config.head_dim, "rotary positions need an even one: use the published")
-    if config.hidden_size % config.conv_group_size:
-        _refuse(
-            "dflash_config.conv_group_size",
-            config.conv_group_size,
-            f"it must divide hidden_size = {config.hidden_size}: use the published config.json",
-        )
+def _check_shapes(fields: _Fields, config: DFlash2Config) -> None:
+    fields.rule(
+        ("num_attention_heads", "num_key_value_heads"),
+        config.num_attention_heads % config.num_key_value_heads == 0,
+        f"a multiple of num_key_value_heads = {config.num_key_value_heads}",
+    )
+    fields.rule(("head_dim",), config.head_dim % 2 == 0, "an even one for rotary positions")
+    fields.rule(
+        ("dflash_config.conv_group_size", "hidden_size"),
+        config.hidden_size % config.conv_group_size == 0,
+        f"a divisor of hidden_size = {config.hidden_size}",
+    )
 
 
-def _check_block(config: DFlash2Config) -> None:
+def _check_block(fields: _Fields, config: DFlash2Config) -> None:
     block, vocab = config.block_size, config.vocab_size
-    if not 2 <= block <= LARGEST_BLOCK:
-        _refuse(
-            "dflash_config.block_size",
-            block,
-            f"2..{LARGEST_BLOCK} are implemented: use a drafter with such a block",
-        )
+    fields.rule(
+        ("dflash_config.block_size",), 2 <= block <= LARGEST_BLOCK, f"one of 2..{LARGEST_BLOCK}"
+    )
     # Below the block the public implementations disagree on what the last rows see.
-    if config.sliding_window < max(2, block):
-        _refuse(
-            "sliding_window",
-            config.sliding_window,
-            f"it must be at least the block of {block}: use the published config.json",
-        )
-    if not 0 <= config.mask_token_id < vocab:
-        _refuse(
-            "dflash_config.mask_token_id",
-            config.mask_token_id,
-            f"the vocabulary is 0..{vocab - 1}: use the published config.json",
-        )
+    fields.rule(
+        ("sliding_window", "dflash_config.block_size"),
+        config.sliding_window >= max(2, block),
+        f"at least the block of {block}",
+    )
+    fields.rule(
+        ("dflash_config.mask_token_id", "vocab_size"),
+        0 <= config.mask_token_id < vocab,
+        f"an id of the vocabulary 0..{vocab - 1}",
+    )
     most = min(vocab, MOST_CANDIDATES)
-    if config.selector_top_k > most:
-        _refuse(
-            "dflash_config.selector_top_k",
-            config.selector_top_k,
-            f"at most {most} candidates are scored in pairs: use the published config.json",
-        )
+    fields.rule(
+        ("dflash_config.selector_top_k", "vocab_size"),
+        config.selector_top_k <= most,
+        f"at most {most}, as candidates are scored in pairs",
+    )
 
 
 def _quantization(fields: _Fields) -> Quantization | None:
     """The `quantization` block, or the `quantization_config` that repeats it; null means none."""
-    name = next(
-        (n for n in ("quantization", "quantization_config") if fields.optional(n) is not None), None
-    )
-    if name is None:
+    names = [n for n in ("quantization", "quantization_config") if fields.optional(n) is not None]
+    if not names:
         return None
-    block = fields.required(name)
-    if not isinstance(block, dict):
-        _refuse(name, block, "it must be an object with group_size and bits: convert it again")
-    mode = block.get("mode", "affine")
-    if mode != "affine":
-        _refuse(f"{name}.mode", mode, "only 'affine' is implemented: convert the drafter again")
+    name, block = names[0], fields.optional(names[0])
+    if not fields.check(name, isinstance(block, dict), "an object with group_size and bits"):
+        return None
+    if len(names) == 2:
+        fields.check(names[1], same(block, fields.optional(names[1])), f"what {name} says")
+    mode = fields.optional(f"{name}.mode")
+    fields.check(f"{name}.mode", mode in (None, "affine"), "'affine', or no such field")
     group_size, bits = fields.count(f"{name}.group_size"), fields.count(f"{name}.bits")
-    if group_size not in (32, 64, 128):
-        _refuse(f"{name}.group_size", group_size, "32, 64 or 128 is needed: convert it again")
-    if bits not in (4, 8):
-        _refuse(f"{name}.bits", bits, "4 or 8 is needed: convert the drafter again")
+    fields.rule((f"{name}.group_size",), group_size in GROUP_SIZES, f"one of {GROUP_SIZES}")
+    fields.rule((f"{name}.bits",), bits in BITS, f"one of {BITS}")
     return Quantization(group_size, bits)
+
+
+def _dtype(fields: _Fields) -> str | None:
+    """What `dtype`, or `torch_dtype` as it was once called, says of the stored floats."""
+    names = [name for name in ("dtype", "torch_dtype") if fields.optional(name) is not None]
+    said = [fields.optional(name) for name in names]
+    for name, value in zip(names, said, strict=True):
+        known = isinstance(value, str) and value in DTYPES
+        fields.check(name, known, f"one of {tuple(DTYPES)}")
+    if not names or not fields.sound(*names):
+        return None
+    if len(names) == 2:
+        fields.check(names[1], said[0] == said[1], f"what {names[0]} says")
+    return DTYPES[said[0]]

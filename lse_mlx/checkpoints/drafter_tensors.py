@@ -1,12 +1,13 @@
 """The tensors of a DFlash2 drafter: their names and shapes, and a file's header held to them."""
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 
+from lse_mlx.checkpoints.checks import NOTHING, Check, Words
 from lse_mlx.checkpoints.drafter_config import CONV_TAPS, DFlash2Config
 from lse_mlx.checkpoints.safetensors_header import StoredTensor
-from lse_mlx.errors import CheckpointError
 
 FLOATS = ("BF16", "F16", "F32")
+ASKS, HOLDS = "its config.json asks for", "the weights hold"
 SIDES = 2  # a convolution before the sublayer, and one after it
 
 # Published without `.weight`; a converter that quantizes them adds it.
@@ -60,63 +61,89 @@ def part_name(name: str, part: str) -> str:
     return name.removesuffix("weight") + part
 
 
-def match_names(
-    stored: dict[str, StoredTensor], config: DFlash2Config
-) -> Iterator[tuple[str, str]]:
-    """Pairs of the name asked for and the name in the file, each of checked shape and dtype."""
+@dataclass(frozen=True)
+class TensorTable:
+    """A header held to a config.
+
+    names: the name in the file of every tensor asked for, by the name it is asked for
+    checks: one for each tensor, asked for or found, and one for the quantization
+    """
+
+    names: dict[str, str]
+    checks: list[Check]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every tensor is there, as it must be, and no other."""
+        return all(check.holds for check in self.checks)
+
+
+def compare_tensors(stored: dict[str, StoredTensor], config: DFlash2Config) -> TensorTable:
+    """Hold the tensors `stored` to the exact set that `config` asks for."""
+    table = _Table(stored, config)
     for name, shape in tensor_shapes(config).items():
+        table.match(name, shape)
+    if config.quantization is not None:
+        coded = sum(tensor.dtype == "U32" for tensor in stored.values())
+        said = f"{config.quantization.bits}-bit codes in groups of {config.quantization.group_size}"
+        found = Words(f"{coded} tensors of codes")
+        table.checks.append(Check("quantization", Words(said), found, coded > 0, HOLDS))
+    for name in sorted(set(stored) - set(table.names.values())):
+        table.check(name, NOTHING, False)
+    return TensorTable(table.names, table.checks)
+
+
+class _Table:
+    """The comparison in progress."""
+
+    def __init__(self, stored: dict[str, StoredTensor], config: DFlash2Config):
+        self._stored = stored
+        self._config = config
+        self.names: dict[str, str] = {}
+        self.checks: list[Check] = []
+
+    def check(self, name: str, wanted: object, holds: bool) -> None:
+        tensor = self._stored.get(name)
+        found = NOTHING if tensor is None else _form((tensor.dtype,), tensor.shape)
+        self.checks.append(Check(f"tensor {name}", found, wanted, holds, ASKS))
+
+    def match(self, name: str, shape: tuple[int, ...]) -> None:
+        """Find the tensor `name` under one of its names, as floats or as codes."""
         bare = name.removesuffix(".weight")
-        found = bare if name in CODEBOOKS and name not in stored else name
-        yield name, found
-        if found not in stored:
-            # The published name is the more helpful one to look for.
-            raise CheckpointError(
-                f"The drafter's model.safetensors has no tensor {found}: "
-                "download the checkpoint again, or use the config.json that belongs to it."
-            )
-        if len(shape) == 2 and stored[found].dtype == "U32":
-            yield from _match_quantized(stored, config, found, shape)
+        # The published name is the more helpful one to look for.
+        found = bare if name in CODEBOOKS and name not in self._stored else name
+        self.names[name] = found
+        tensor = self._stored.get(found)
+        if tensor is not None and tensor.dtype == "U32" and len(shape) == 2:
+            self._match_codes(found, shape)
         else:
-            _check_tensor(stored, found, FLOATS, shape)
+            self._match_floats(found, shape)
+
+    def _match_floats(self, name: str, shape: tuple[int, ...]) -> None:
+        dtype, tensor = self._config.dtype, self._stored.get(name)
+        dtypes = FLOATS if dtype is None else (dtype,)
+        holds = tensor is not None and tensor.shape == shape and tensor.dtype in dtypes
+        self.check(name, _form(dtypes, shape), holds)
+
+    def _match_codes(self, name: str, shape: tuple[int, ...]) -> None:
+        quantization, (rows, columns) = self._config.quantization, shape
+        if name.endswith(".weight"):
+            for part in ("scales", "biases"):
+                self.names[part_name(name, part)] = part_name(name, part)
+        if quantization is None or not name.endswith(".weight"):
+            reason = "which nothing explains: floats, or a quantization block and a .weight name"
+            self.check(name, Words(f"no U32 codes, {reason}"), False)
+            return
+        group, bits = quantization.group_size, quantization.bits
+        if columns % group:
+            wanted = f"no codes, as groups of {group} do not divide its {columns} columns"
+            self.check(name, Words(wanted), False)
+            return
+        coded = (rows, columns * bits // 32)
+        self.check(name, _form(("U32",), coded), self._stored[name].shape == coded)
+        for part in ("scales", "biases"):
+            self._match_floats(part_name(name, part), (rows, columns // group))
 
 
-def _match_quantized(
-    stored: dict[str, StoredTensor], config: DFlash2Config, name: str, shape: tuple[int, ...]
-) -> Iterator[tuple[str, str]]:
-    quantization = config.quantization
-    rows, columns = shape
-    if quantization is None or not name.endswith(".weight"):
-        raise CheckpointError(
-            f"The drafter's tensor {name} holds U32 codes, but nothing says how to read them: "
-            "use the config.json with the quantization block it was converted with."
-        )
-    if columns % quantization.group_size:
-        raise CheckpointError(
-            f"The drafter's tensor {name} has {columns} columns, which groups of "
-            f"{quantization.group_size} do not divide: convert it with a smaller group."
-        )
-    _check_tensor(stored, name, ("U32",), (rows, columns * quantization.bits // 32))
-    for part in ("scales", "biases"):
-        yield (at := part_name(name, part)), at
-        if at not in stored:
-            raise CheckpointError(
-                f"The drafter's model.safetensors has no tensor {at} beside {name}: "
-                "convert the checkpoint again."
-            )
-        _check_tensor(stored, at, FLOATS, (rows, columns // quantization.group_size))
-
-
-def _check_tensor(
-    stored: dict[str, StoredTensor], name: str, dtypes: tuple[str, ...], shape: tuple[int, ...]
-) -> None:
-    found = stored[name]
-    if found.shape != shape:
-        raise CheckpointError(
-            f"The drafter's tensor {name} has shape {list(found.shape)}, but its config.json asks "
-            f"for {list(shape)}: use a config.json and weights of one checkpoint."
-        )
-    if found.dtype not in dtypes:
-        raise CheckpointError(
-            f"The drafter's tensor {name} has dtype {found.dtype}, but {' or '.join(dtypes)} is "
-            "needed: use the published checkpoint or convert it again."
-        )
+def _form(dtypes: tuple[str, ...], shape: tuple[int, ...]) -> Words:
+    return Words(f"{' or '.join(dtypes)} {list(shape)}")

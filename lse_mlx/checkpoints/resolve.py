@@ -1,86 +1,212 @@
 """From what a user names to folders on disk."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-)
-
 from lse_mlx import demo_pair
+from lse_mlx.checkpoints.complete import check_complete
+from lse_mlx.checkpoints.hub.hub import Hub, Wanted, conversion_room
+from lse_mlx.checkpoints.origin import find_origin
+from lse_mlx.checkpoints.pairing import (
+    DrafterRecord,
+    PairRecord,
+    TargetRecord,
+    by_drafter,
+    by_name,
+    by_target_name,
+    registered,
+)
+from lse_mlx.checkpoints.progress import Lines, Progress
+from lse_mlx.checkpoints.target_config import DIMENSIONS, read_config
 from lse_mlx.errors import CheckpointError, reason
 
 DEMO = "demo"
 AUTO = "auto"
 
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_REVISION = re.compile(r"[A-Za-z0-9][\w./-]*", re.ASCII)
+
 
 @dataclass(frozen=True)
 class Pair:
-    """Folders of a target and, if there is one, its drafter."""
+    """Folders of a target and, if there is one, its drafter.
+
+    packaged: the drafter is the demo's in the package, which is loaded as it is stored
+    """
 
     target: Path
     drafter: Path | None
+    packaged: bool = False
 
 
-def resolve_pair(model: str | Path, drafter: str | Path | None = AUTO) -> Pair:
-    """Find the checkpoints of a pair.
+def resolve_pair(
+    model: str | Path,
+    drafter: str | Path | None = AUTO,
+    hub: Hub | None = None,
+    progress: Progress | None = None,
+) -> Pair:
+    """Find the checkpoints of a pair, downloading what is on the hub and not in the cache.
 
-    model: "demo" for the pair in the package, a folder, or a Hugging Face repository (org/name),
-    which is downloaded to the Hugging Face cache if it is not there.
-    drafter: the same for the drafter; "auto" is the demo pair's own with "demo" and none otherwise;
-    None is no drafter. Raises CheckpointError when something cannot be found.
+    model: "demo" for the pair in the package, the name of another registered pair, a folder, or a
+    Hugging Face repository (org/name, or org/name@revision)
+    drafter: the same for the drafter; "auto" is the one registered for that target, and none where
+    there is none; None is no drafter
+    progress: told of downloads and of a drafter that was chosen; lines on standard error if None
+
+    Raises CheckpointError when something cannot be found or is not whole.
     """
-    if drafter == AUTO:
-        drafter = DEMO if model == DEMO else None
-    return Pair(
-        target=demo_pair.TARGET if model == DEMO else _folder(model, "model"),
-        drafter=(
-            None
-            if drafter is None
-            else demo_pair.DRAFTER
-            if drafter == DEMO
-            else _folder(drafter, "drafter")
-        ),
+    hub = hub or Hub()
+    progress = progress or Lines(name="lse-mlx")
+    target = _find(model, "model")
+    chosen = _registered_drafter(model, target, progress) if drafter == AUTO else drafter
+    proposer = None if chosen is None else _find(chosen, "drafter")
+    # Both together, so that there is room for both before the first byte comes.
+    wanted = [one for one in (target, proposer) if isinstance(one, Wanted)]
+    fetched = dict(zip(wanted, hub.fetch_all(wanted, progress), strict=True))
+    folder = fetched[target] if isinstance(target, Wanted) else target
+    beside = fetched[proposer] if isinstance(proposer, Wanted) else proposer
+    packaged = beside is not None and beside.resolve() == demo_pair.DRAFTER.resolve()
+    return Pair(folder, beside, packaged)
+
+
+def wanted_target(record: PairRecord) -> Wanted:
+    """The published target of a pair. Raises CheckpointError where none is known."""
+    if record.target.repository is None:
+        raise CheckpointError(
+            f"The pair {record.name!r} names no build of its target that could be downloaded: "
+            "give the model as a folder or a repository (org/name)."
+        )
+    return Wanted(record.target.repository, record.target.revision, tokenizer=True)
+
+
+def wanted_drafter(record: PairRecord) -> Wanted:
+    """The published drafter of a pair, with room for its conversion."""
+    if record.drafter.repository is None:
+        raise CheckpointError(
+            f"The pair {record.name!r} names no drafter that could be downloaded: "
+            "give the drafter as a folder or a repository (org/name)."
+        )
+    return Wanted(
+        record.drafter.repository, record.drafter.revision, room=record.drafter.q8_bytes or 0
     )
 
 
-def _folder(name: str | Path, role: str) -> Path:
+def parse_repository(name: str) -> Wanted | None:
+    """`name` as org/name or org/name@revision; None if it is neither.
+
+    A registered repository without a revision gets the registered one.
+    """
+    repository, _, revision = name.partition("@")
+    if not _REPOSITORY.fullmatch(repository) or ("@" in name and not _REVISION.fullmatch(revision)):
+        return None
+    record = _published(repository)
+    if record is not None and record.repository is not None:
+        repository = record.repository
+        revision = revision or record.revision or ""
+    return Wanted(
+        repository,
+        revision or None,
+        tokenizer=isinstance(record, TargetRecord),
+        room=conversion_room(repository),
+    )
+
+
+def _published(repository: str) -> TargetRecord | DrafterRecord | None:
+    if found := by_drafter(repository):
+        return found.drafter
+    for record in registered():
+        if (record.target.repository or "").lower() == repository.lower():
+            return record.target
+    return None
+
+
+def _registered_drafter(model: str | Path, target: Path | Wanted, progress: Progress) -> str | None:
+    """The name of the drafter that is registered for a target, or None. Says which was chosen."""
+    if model == DEMO:
+        return DEMO
+    named = by_name(model) if isinstance(model, str) else None
+    if named is not None:
+        return named.name
+    name = target.repository if isinstance(target, Wanted) else find_origin(target).repository
+    record = by_target_name(name)
+    if record is None or record.name == DEMO:  # a folder that happens to be called so
+        return None
+    if isinstance(target, Path) and (other := _other_geometry(target, record.target)):
+        progress.note(f"No drafter: {name} is called like {record.name} but has {other}.")
+        return None
+    progress.note(f"Drafter for {name}: {wanted_drafter(record)}, registered for it.")
+    return record.name
+
+
+def _other_geometry(folder: Path, record: TargetRecord) -> str | None:
+    """The first dimension in which a target is not the recorded one, or None."""
+    config = read_config(folder)
+    nested = config.get("text_config")
+    text = nested if isinstance(nested, dict) else config
+    for field in DIMENSIONS:
+        if text.get(field) != getattr(record, field):
+            return f"{field} {text.get(field)!r}, not {getattr(record, field)}"
+    return None
+
+
+def _find(name: str | Path, role: str) -> Path | Wanted:
+    """A folder on disk, or what to fetch from the hub."""
     if not isinstance(name, str | Path) or not str(name).strip():
         raise CheckpointError(
-            f"The {role} is {name!r}: give a folder, a repository (org/name), or {DEMO!r}."
+            f"The {role} is {name!r}: give a folder, a repository (org/name), or {_names()}."
         )
+    if name == DEMO:
+        return demo_pair.TARGET if role == "model" else demo_pair.DRAFTER
+    if isinstance(name, str) and (record := by_name(name)):
+        return wanted_target(record) if role == "model" else wanted_drafter(record)
     try:
         path = Path(name).expanduser()
-        is_folder, exists = path.is_dir(), path.exists()
+        is_folder, exists = path.is_dir(), path.exists() or path.is_symlink()
     except (OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(
             f"The {role} {str(name)!r} is no name of a folder ({reason(error)}): give a folder, "
-            f"a repository (org/name), or {DEMO!r}."
+            f"a repository (org/name), or {_names()}."
         ) from error
     if is_folder:
-        return path
+        return _checked_folder(path, role)
     if exists:
-        raise CheckpointError(
-            f"The {role} {str(name)!r} is a file: name the folder that holds config.json."
-        )
-    if isinstance(name, Path) or name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise CheckpointError(f"The {role} {str(name)!r} is {_kind_of_file(path)}.")
+    wanted = parse_repository(name) if isinstance(name, str) else None
+    if wanted is None:
         raise CheckpointError(
             f"The {role} {str(name)!r} does not exist: "
-            f"give a folder, a Hugging Face repository (org/name), or {DEMO!r}."
+            f"give a folder, a Hugging Face repository (org/name), or {_names()}."
         )
-    try:
-        return Path(snapshot_download(name))
-    except (HFValidationError, HfHubHTTPError) as error:
+    return Wanted(wanted.repository, wanted.revision, role == "model", wanted.room)
+
+
+def _checked_folder(path: Path, role: str) -> Path:
+    snapshots = path / "snapshots"
+    if snapshots.is_dir() and not (path / "config.json").exists():
+        repository = path.name.removeprefix("models--").replace("--", "/")
         raise CheckpointError(
-            f"The {role} {name!r} is neither a folder here nor a repository that can be read: "
-            f"check the name, or give a folder or {DEMO!r}."
-        ) from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
-        raise CheckpointError(
-            f"The {role} {name!r} is not a folder here and could not be downloaded: "
-            f"check the name and the network, or give a folder or {DEMO!r}."
-        ) from error
+            f"The {role} {str(path)!r} is a repository's folder in the Hugging Face cache: "
+            f"give {repository}, or one of the folders in {snapshots}."
+        )
+    check_complete(path, tokenizer=role == "model")
+    return path
+
+
+def _kind_of_file(path: Path) -> str:
+    if path.is_symlink() and not path.exists():
+        return "a link to nothing: name the folder that holds config.json"
+    if path.resolve().parent.name == "blobs":
+        return (
+            "one file of the Hugging Face cache: name the snapshot folder, which holds config.json "
+            "too, or the repository (org/name)"
+        )
+    return "a file: name the folder that holds config.json"
+
+
+def _names() -> str:
+    return " or ".join(repr(record.name) for record in registered() if _complete(record))
+
+
+def _complete(record: PairRecord) -> bool:
+    return record.name == DEMO or record.target.repository is not None

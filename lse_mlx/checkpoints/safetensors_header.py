@@ -119,12 +119,14 @@ def _tensor(path: Path, name: str, entry: Any) -> StoredTensor:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         _refuse(path, f"does not give dtype, shape and data_offsets of its tensor {name}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if dtype not in DTYPE_BYTES:
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         _refuse(path, f"gives its tensor {name} the type {dtype!r}, which is not known")
     if not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
         _refuse(path, f"gives its tensor {name} the shape {shape} at {offsets}, which is no place")
     begin, end = offsets
     size = prod(shape) * DTYPE_BYTES[dtype]
+    if size >= 1 << 63:  # more digits than Python may want to print
+        _refuse(path, f"gives its tensor {name} the shape {shape}, which no file can hold")
     if end - begin != size:
         _refuse(
             path, f"gives its tensor {name} the bytes {begin} to {end}, but {dtype} {shape} "
@@ -134,7 +136,7 @@ def _tensor(path: Path, name: str, entry: Any) -> StoredTensor:
 
 
 def _counts(values: Any) -> bool:
-    return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
+    return isinstance(values, list) and all(type(v) is int and 0 <= v < 1 << 63 for v in values)
 
 
 def _check_layout(path: Path, tensors: dict[str, StoredTensor], payload: int) -> None:

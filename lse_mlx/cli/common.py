@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from lse_mlx.checkpoints.resolve import DEMO
-from lse_mlx.errors import LseError, RequestError, reason
+from lse_mlx.errors import CheckpointError, LseError, RequestError, reason
 
 notes = Console(stderr=True, highlight=False, soft_wrap=True)
 """Where notes about the work go; what was asked for goes to standard output."""
@@ -32,7 +32,10 @@ def choose_model(model: str | None) -> str:
 
 @contextmanager
 def one_sentence_errors() -> Iterator[None]:
-    """Turn an LseError into its sentence on stderr and exit status 1, and Ctrl-C into status 130."""
+    """Turn an LseError into its sentence on stderr, and Ctrl-C into exit status 130.
+
+    The status is 2 for checkpoints that are missing, broken or no pair, and 1 for the rest.
+    """
     try:
         if sys.stdout is None:
             raise RequestError("Standard output is closed: give the command somewhere to write.")
@@ -42,7 +45,7 @@ def one_sentence_errors() -> Iterator[None]:
         raise  # the reader had enough: the command line's library ends quietly
     except LseError as error:
         print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from error
+        raise typer.Exit(2 if isinstance(error, CheckpointError) else 1) from error
     except OSError as error:
         print(f"error: The output cannot be written ({reason(error)}).", file=sys.stderr)
         raise typer.Exit(1) from error

@@ -7,11 +7,11 @@ import mlx.core as mx
 from rich.console import Console
 from rich.table import Table
 
-from lse_mlx.checkpoints.resolve import resolve_pair
+from lse_mlx.checkpoints.resolve import Pair
 from lse_mlx.cli.common import notes
 from lse_mlx.comparison import Comparison, compare, mlx_lm_rate
 from lse_mlx.demo_pair import HELD_OUT_PROMPTS
-from lse_mlx.engine import Result, load
+from lse_mlx.engine import Result, load_pair
 from lse_mlx.errors import RequestError
 
 shown = Console(highlight=False, soft_wrap=True)
@@ -22,17 +22,17 @@ MLX_LM_TOKENS = 32
 
 
 def run_demo(
-    model: str, drafter: str, prompt: str | None, max_tokens: int, quiet: bool
+    model: str, pair: Pair, prompt: str | None, max_tokens: int, quiet: bool
 ) -> dict[str, Any]:
     """Run the comparison and show it on the terminal unless `quiet`; returns the whole report.
 
-    The built-in prompts are ones that neither model of the demo pair was trained on.
+    model: what the user called the pair. The built-in prompts are ones that neither model of the
+    demo pair was trained on. Raises RequestError for a pair without a drafter.
     """
     prompts = [prompt] if prompt is not None else built_in_prompts()
-    pair = resolve_pair(model, drafter)
     if pair.drafter is None:
         raise RequestError(f"The demo compares with and without a drafter: give {model!r} one.")
-    with load(model, drafter) as engine:
+    with load_pair(pair) as engine:
         comparison = compare(engine, prompts, max_tokens, None if quiet else _show_reply)
         first = engine.tokenizer.encode(prompts[0])
     with notes.status("timing mlx-lm on the first prompt"):

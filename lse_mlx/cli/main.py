@@ -7,13 +7,18 @@ import typer
 
 from lse_mlx import __version__
 from lse_mlx.checkpoints.resolve import AUTO, DEMO
+from lse_mlx.cli.check import check
 from lse_mlx.cli.common import choose_model, notes, one_sentence_errors
+from lse_mlx.cli.convert import convert
 from lse_mlx.cli.demo import run_demo
 from lse_mlx.cli.generate import read_input, show_reply
+from lse_mlx.cli.models import models
+from lse_mlx.cli.pair import AllowRevisionMismatch, Offline, open_pair
+from lse_mlx.cli.pull import pull
 from lse_mlx.decode.randomness import Streams
 from lse_mlx.decode.sampling import Sampling
 from lse_mlx.decode.stopping import Limits
-from lse_mlx.engine import MAX_TOKENS, load
+from lse_mlx.engine import MAX_TOKENS, load_pair
 from lse_mlx.errors import RequestError
 
 app = typer.Typer(
@@ -27,21 +32,25 @@ app = typer.Typer(
 Model = Annotated[
     str | None,
     typer.Option(
-        help='Target: "demo", a folder, or a Hugging Face repository. Without it the demo pair '
-        "is used, but `generate` asks for one where there is an Apple GPU.",
+        help="Target: a pair's name (`lse-mlx models` lists them), a folder, or a Hugging Face "
+        "repository. Without it the demo pair is used, but `generate` asks for one where there is "
+        "an Apple GPU.",
         metavar="MODEL",
     ),
 ]
 Drafter = Annotated[
     str,
     typer.Option(
-        help='Drafter: "demo", a folder, or a repository; "auto" is the demo pair\'s own, and none '
-        "with any other target.",
+        help='Drafter: a folder, a repository, or a pair\'s name; "auto" is the one registered for '
+        "the target, and none where there is none.",
         metavar="DRAFTER",
     ),
 ]
 MaxTokens = Annotated[int, typer.Option(help="The most tokens of a reply.", metavar="N")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Yes = Annotated[
+    bool, typer.Option("--yes", "-y", help="Convert a target in bf16 to 4 bits without asking.")
+]
 
 
 def _print_version(asked: bool) -> None:
@@ -90,6 +99,9 @@ def generate(
     raw: Annotated[
         bool, typer.Option("--raw", help="Take the prompt as it stands, without a chat template.")
     ] = False,
+    offline: Offline = False,
+    allow_revision_mismatch: AllowRevisionMismatch = False,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Answer PROMPT."""
@@ -101,7 +113,9 @@ def generate(
         if no_drafter and drafter != AUTO:
             raise RequestError("--drafter and --no-drafter contradict each other: give one.")
         chosen = choose_model(model)
-        with load(chosen, None if no_drafter else drafter) as engine:
+        proposer = None if no_drafter else drafter
+        pair = open_pair(chosen, proposer, offline, allow_revision_mismatch, yes)
+        with load_pair(pair) as engine:
             pieces = engine.stream(
                 read_input() if prompt == "-" else prompt,
                 max_tokens=max_tokens,
@@ -123,6 +137,9 @@ def demo(
     max_tokens: MaxTokens = 128,
     model: Model = None,
     drafter: Drafter = AUTO,
+    offline: Offline = False,
+    allow_revision_mismatch: AllowRevisionMismatch = False,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Decode the same prompts plain and speculatively, and show texts, speeds and their ratio."""
@@ -130,6 +147,14 @@ def demo(
         Limits(frozenset(), max_tokens, room=1)
         if model is None:
             notes.print("Using the small demo pair; --model names another.", style="dim")
-        report = run_demo(model or DEMO, drafter, prompt, max_tokens, quiet=as_json)
+        chosen = model or DEMO
+        pair = open_pair(chosen, drafter, offline, allow_revision_mismatch, yes)
+        report = run_demo(chosen, pair, prompt, max_tokens, quiet=as_json)
         if as_json:
             print(json.dumps(report, ensure_ascii=False))
+
+
+app.command()(models)
+app.command()(pull)
+app.command()(convert)
+app.command()(check)

@@ -1,7 +1,5 @@
 """Loading a target checkpoint through mlx-lm, or saying in one sentence why it cannot be."""
 
-import glob
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.utils import load_model
 
+from lse_mlx.checkpoints.plain_name import plain_name
 from lse_mlx.checkpoints.target_config import check_supported, context_limit, read_config
 from lse_mlx.errors import CheckpointError, reason
 from lse_mlx.target.delta_layer import DeltaLayer, DeltaMixer
@@ -74,7 +73,7 @@ def load_modules(folder: Path) -> Any:
         )
     # mlx-lm knows `qwen3_5` alone: the text part's own name is the same class.
     family = "qwen3_5" if name == "qwen3_5_text" else name
-    with _named_errors(folder, f"do not load as {name}"), _plain_name(folder) as path:
+    with _named_errors(folder, f"do not load as {name}"), plain_name(folder) as path:
         model, _ = load_model(path, model_config={"model_type": family})
     return model.eval()
 
@@ -89,18 +88,6 @@ def _named_errors(folder: Path, what: str) -> Iterator[None]:
             f"The weights in {folder} {what} ({reason(error)}): "
             "download or convert the checkpoint again."
         ) from error
-
-
-@contextmanager
-def _plain_name(folder: Path) -> Iterator[Path]:
-    """The folder under a name that mlx-lm, which takes it for a pattern, reads as itself."""
-    if glob.escape(str(folder)) == str(folder):
-        yield folder
-        return
-    with tempfile.TemporaryDirectory() as place:
-        link = Path(place) / "checkpoint"
-        link.symlink_to(folder.resolve(), target_is_directory=True)
-        yield link
 
 
 def _mixer(layer: Any, on_host: bool) -> DeltaMixer | None:

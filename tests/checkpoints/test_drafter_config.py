@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from lse_mlx.checkpoints.checks import NOTHING, same
+from lse_mlx.checkpoints.drafter_config import inspect_config
 from lse_mlx.drafters.dflash2 import DFlash2Config, load_dflash2
 from lse_mlx.errors import CheckpointError
 from tests.drafters.tiny_dflash2 import SLOTS, save, shared, tiny_config, tiny_target, tiny_tensors
@@ -48,7 +50,7 @@ REQUIRED = [
 @pytest.mark.parametrize("field", REQUIRED)
 @pytest.mark.parametrize("value", [MISSING, None], ids=["missing", "null"])
 def test_a_missing_field_is_named(field: str, value: object) -> None:
-    with pytest.raises(CheckpointError, match=rf"has no {field}[.:].*published"):
+    with pytest.raises(CheckpointError, match=rf"no {field}[.,].* lse-mlx needs .*published"):
         DFlash2Config.parse(changed(field, value))
 
 
@@ -79,7 +81,10 @@ def assert_refused(field: str, value: object) -> None:
     with pytest.raises(CheckpointError) as refusal:
         DFlash2Config.parse(changed(field, value))
     message = str(refusal.value)
-    assert f"{field} = {value!r}, but " in message
+    said = repr(value) if len(repr(value)) < 100 else repr(value)[:100]  # not without end
+    assert f"{field} = {said}" in message
+    assert ", but lse-mlx needs " in message
+    assert len(message) < 1000
     assert ": " in message, "what to do follows a colon"
     assert message.endswith(".")
     assert "\n" not in message
@@ -106,6 +111,8 @@ def assert_refused(field: str, value: object) -> None:
         ("layer_types", ["sliding_attention", "full_attention"]),
         ("layer_types", "sliding_attention"),
         ("hidden_act", "gelu"),
+        ("attention_bias", True),
+        ("mlp_bias", 1),
         ("num_attention_heads", 3),
         ("head_dim", 15),
         ("sliding_window", 1),
@@ -153,6 +160,95 @@ def test_unsupported_quantization_is_refused(block: dict[str, Any], named: str) 
         DFlash2Config.parse(tiny_config(quantization=block))
 
 
+def test_everything_that_is_wrong_is_said_at_once() -> None:
+    values = tiny_config(hidden_size=0, head_dim=15, is_causal=True, rms_norm_eps="1e-6")
+    del values["vocab_size"]
+    values["dflash_config"] |= {"block_size": 9, "selector_rank": None}
+    config, checks = inspect_config(values)
+    assert config is None
+    wrong = {check.field: check.drafter for check in checks if not check.holds}
+    assert wrong == {
+        "is_causal": True,
+        "hidden_size": 0,
+        "vocab_size": NOTHING,
+        "head_dim": 15,
+        "rms_norm_eps": "1e-6",
+        "dflash_config.block_size": 9,
+        "dflash_config.selector_rank": NOTHING,
+    }, "and nothing that only follows from these"
+    with pytest.raises(CheckpointError) as refusal:
+        DFlash2Config.parse(values)
+    assert all(field in str(refusal.value) for field in wrong)
+
+
+def test_a_sentence_names_ten_and_counts_the_rest() -> None:
+    values = {"architectures": ["DFlash2DraftModel"]}
+    missing = [check for check in inspect_config(values)[1] if not check.holds]
+    with pytest.raises(CheckpointError) as refusal:
+        DFlash2Config.parse(values)
+    message = str(refusal.value)
+    assert message.count(", but lse-mlx needs ") == 10
+    assert f"and {len(missing) - 10} more: " in message
+
+
+def test_a_sound_config_leaves_a_check_of_every_field() -> None:
+    config, checks = inspect_config(tiny_config())
+    assert config == DFlash2Config.parse(tiny_config())
+    assert all(check.holds for check in checks)
+    assert {check.field for check in checks} >= set(COUNTS)
+
+
+@pytest.mark.parametrize(
+    ("named", "dtype"),
+    [
+        ({}, None),
+        ({"dtype": None}, None),
+        ({"dtype": "bfloat16"}, "BF16"),
+        ({"torch_dtype": "float16"}, "F16"),
+        ({"dtype": "float32", "torch_dtype": "float32"}, "F32"),
+    ],
+)
+def test_what_floats_are_stored_as(named: dict[str, Any], dtype: str | None) -> None:
+    assert DFlash2Config.parse(tiny_config(**named)).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("named", "field"),
+    [
+        ({"dtype": "int8"}, "dtype = 'int8'"),
+        ({"dtype": 16}, "dtype = 16"),
+        ({"torch_dtype": ["bfloat16"]}, "torch_dtype = \\['bfloat16'\\]"),
+        ({"dtype": "bfloat16", "torch_dtype": "float16"}, "torch_dtype = 'float16'.*what dtype"),
+        ({"quantization": {"group_size": 64, "bits": 8},
+          "quantization_config": {"group_size": 64, "bits": 4}}, "quantization_config = .*4"),
+    ],
+)  # fmt: skip
+def test_fields_that_contradict_each_other_are_refused(named: dict[str, Any], field: str) -> None:
+    with pytest.raises(CheckpointError, match=field):
+        DFlash2Config.parse(tiny_config(**named))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        (1, 1.0, True),
+        (1, True, False),
+        (0, False, False),
+        (0.0, None, False),
+        ([1, [2]], [1.0, [2]], True),
+        ([1, 2], [1], False),
+        ({"a": [0]}, {"a": [False]}, False),
+        ({"a": 1}, {"a": 1, "b": None}, False),
+        (NOTHING, None, False),
+        (NOTHING, NOTHING, True),
+    ],
+)
+def test_json_values_are_the_same_by_number_but_not_by_truth(
+    one: object, other: object, equal: bool
+) -> None:
+    assert same(one, other) is same(other, one) is equal
+
+
 @pytest.mark.parametrize(
     ("field", "neutral"),
     [
@@ -161,6 +257,9 @@ def test_unsupported_quantization_is_refused(block: dict[str, Any], named: str) 
         ("dflash_config.final_logit_softcapping", 0.0),
         ("rope_parameters.partial_rotary_factor", 1.0),
         ("hidden_act", "silu"),
+        ("attention_bias", False),
+        ("mlp_bias", False),
+        ("rope_scaling", {"rope_type": "default"}),
     ],
 )
 def test_neutral_values_are_accepted_null_too(field: str, neutral: object) -> None:
@@ -181,7 +280,7 @@ def test_a_null_quantization_is_none_and_either_name_will_do() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "cannot be read"),
+        (None, "no DFlash2 drafter but an empty folder"),
         (b"", "is not JSON"),
         (b'{"architectures": ', "is not JSON"),
         (b"\xff\xfe\x00", "is not JSON"),

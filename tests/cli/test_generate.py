@@ -138,8 +138,8 @@ def misfit(tmp_path: Path) -> Path:
     return path.parent
 
 
-def assert_one_sentence(result, *words: str) -> None:
-    assert result.exit_code == 1
+def assert_one_sentence(result, *words: str, status: int = 1) -> None:
+    assert result.exit_code == status
     assert result.stdout == ""
     message = result.stderr.strip().splitlines()[-1]
     assert message.startswith("error: ")
@@ -162,6 +162,17 @@ def assert_one_sentence(result, *words: str) -> None:
         ((PROMPT, "--drafter", "no-such-drafter"), ("no-such-drafter", "drafter")),
         ((PROMPT, "--drafter", str(demo_pair.TARGET)), ("drafter",)),
         ((PROMPT, "--model", str(demo_pair.DRAFTER)), ("drafter",)),
+    ],
+)
+def test_a_name_that_is_no_checkpoint_gets_one_sentence(
+    arguments: tuple[str, ...], words: tuple[str, ...]
+):
+    assert_one_sentence(run(*arguments), *words, status=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
         (("",), ("prompt is empty",)),
         (("  \n",), ("prompt is empty",)),
         (("fox " * 5000,), ("context", "shorten")),
@@ -181,16 +192,17 @@ def test_bad_input_gets_one_sentence(arguments: tuple[str, ...], words: tuple[st
 
 
 def test_a_drafter_of_another_width_is_refused(misfit: Path):
-    assert_one_sentence(run(PROMPT, "--drafter", str(misfit)), "hidden_size", "640", "320")
+    assert_one_sentence(
+        run(PROMPT, "--drafter", str(misfit)), "hidden_size", "640", "320", status=2
+    )
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
 def test_a_target_that_lacks_a_file_is_refused(tmp_path: Path, name: str):
     shutil.copytree(demo_pair.TARGET, tmp_path / "target")
     (tmp_path / "target" / name).unlink()
-    assert_one_sentence(
-        run(PROMPT, "--model", str(tmp_path / "target")), name.split(".", maxsplit=1)[0]
-    )
+    result = run(PROMPT, "--model", str(tmp_path / "target"))
+    assert_one_sentence(result, name.split(".", maxsplit=1)[0], status=2)
 
 
 def test_the_installed_command_answers_and_fails_cleanly(tmp_path: Path):
@@ -209,11 +221,24 @@ def test_the_installed_command_answers_and_fails_cleanly(tmp_path: Path):
     assert bad.stderr.strip().splitlines()[-1].startswith("error: ")
 
 
+ANNOUNCING = """
+import sys, lse_mlx.cli
+
+class Announce:
+    def find_spec(self, name, path=None, target=None):
+        if name == "mlx":
+            print(flush=True)
+
+sys.meta_path.insert(0, Announce())
+lse_mlx.cli.run()
+"""
+"""The command, printing a line when it begins to import MLX."""
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_ctrl_c_is_quiet(begun: bool):
     """While MLX is imported, and while a reply is being decoded."""
-    code = "import signal, lse_mlx.cli; print(flush=True); lse_mlx.cli.run()"
-    command = [sys.executable, "-c", code, "generate", PROMPT, "--no-drafter"]
+    command = [sys.executable, "-c", ANNOUNCING, "generate", PROMPT, "--no-drafter"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.read(4 if begun else 1)  # the line printed above, and then the reply's beginning

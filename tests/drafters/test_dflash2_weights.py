@@ -92,20 +92,23 @@ def test_a_wrong_shape_is_named_with_both(tmp_path: Path, name: str) -> None:
     with pytest.raises(CheckpointError) as refusal:
         load(tmp_path, tensors)
     message = str(refusal.value)
-    assert f"{name} has shape {[shape[0] + 1, *shape[1:]]}" in message
-    assert f"asks for {shape}" in message
+    assert f"tensor {name} = BF16 {[shape[0] + 1, *shape[1:]]}, but its config.json" in message
+    assert f"asks for BF16 or F16 or F32 {shape})" in message
 
 
 def test_unclaimed_tensors_are_named(tmp_path: Path) -> None:
     extra = {"layers.0.self_attn.q_proj.bias": mx.zeros(64), "layers.2.norm.weight": mx.zeros(64)}
-    with pytest.raises(CheckpointError, match=r"2 tensors .*layers\.0\.self_attn\.q_proj\.bias, "):
+    with pytest.raises(CheckpointError, match="asks for nothing") as it:
         load(tmp_path, tiny_tensors() | extra)
+    assert all(f"tensor {name} = F32 [64]" in str(it.value) for name in extra)
 
 
 def test_both_names_of_a_codebook_are_one_too_many(tmp_path: Path) -> None:
     tensors = tiny_tensors()
     tensors[f"{BOOKS[0]}.weight"] = tensors[BOOKS[0]]
-    with pytest.raises(CheckpointError, match=f"1 tensors .*{BOOKS[0]}"):
+    with pytest.raises(
+        CheckpointError, match=rf"\(tensor {BOOKS[0]} = BF16 \[199, 32\], but .* nothing\)"
+    ):
         load(tmp_path, tensors)
 
 
@@ -113,7 +116,9 @@ def test_both_names_of_a_codebook_are_one_too_many(tmp_path: Path) -> None:
 def test_a_wrong_dtype_is_named(tmp_path: Path, name: str) -> None:
     tensors = tiny_tensors()
     tensors[name] = tensors[name].astype(mx.int32)
-    with pytest.raises(CheckpointError, match=f"{name} has dtype I32, but BF16 or F16 or F32"):
+    with pytest.raises(
+        CheckpointError, match=rf"\(tensor {name} = I32 .*asks for BF16 or F16 or F32"
+    ):
         load(tmp_path, tensors)
 
 
@@ -126,24 +131,53 @@ def test_codes_without_a_quantization_block_are_refused(tmp_path: Path) -> None:
 def test_missing_or_misshapen_parts_of_codes_are_named(tmp_path: Path, part: str) -> None:
     tensors, name = quantize(tiny_tensors(), bits=4), f"fc.{part}"
     short = tensors | {name: tensors[name][:, :1]}
-    with pytest.raises(CheckpointError, match=rf"{name} has shape \[64, 1\].*\[64, 6\]"):
+    with pytest.raises(CheckpointError, match=rf"tensor {name} = BF16 \[64, 1\].*\[64, 6\]"):
         load(tmp_path / "short", short, quantization=Q4)
     del tensors[name]
-    with pytest.raises(CheckpointError, match=f"no tensor {name} beside fc.weight"):
+    with pytest.raises(CheckpointError, match=rf"\(no tensor {name}, but .* \[64, 6\]\)"):
         load(tmp_path / "missing", tensors, quantization=Q4)
 
 
 def test_codes_of_other_bits_or_groups_than_the_config_says_are_refused(tmp_path: Path) -> None:
     tensors = quantize(tiny_tensors(), bits=4)
-    with pytest.raises(CheckpointError, match=r"has shape .* but its config.json asks for"):
+    with pytest.raises(CheckpointError, match=r"= U32 .*, but its config.json asks for U32"):
         load(tmp_path / "bits", tensors, quantization={"group_size": 32, "bits": 8})
     groups = {"group_size": 64, "bits": 4}
-    with pytest.raises(CheckpointError, match=r"has shape .* but its config.json asks for"):
+    with pytest.raises(CheckpointError, match=r"fc.scales = BF16 \[64, 6\], but .* \[64, 3\]"):
         load(tmp_path / "groups", tensors, quantization=groups)
     name = "layers.0.mlp.down_proj"
     codes = {f"{name}.{part}": tensors[f"{name}.{part}"] for part in ("weight", "scales", "biases")}
-    with pytest.raises(CheckpointError, match=rf"{name}.weight has 96 columns.*groups of 64"):
+    with pytest.raises(CheckpointError, match=rf"{name}.weight = U32.*groups of 64 .* 96 columns"):
         load(tmp_path / "uneven", tiny_tensors() | codes, quantization=groups)
+
+
+def test_a_quantization_block_without_codes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"4-bit codes in groups of 32, but .* 0 tensors of"):
+        load(tmp_path, tiny_tensors(), quantization=Q4)
+
+
+@pytest.mark.parametrize("name", ["norm.weight", BOOKS[1], "layers.1.attention_conv.base_kernel"])
+def test_floats_are_of_the_type_that_the_config_names(tmp_path: Path, name: str) -> None:
+    tensors = tiny_tensors()
+    assert len(draft(load(tmp_path / "named", tensors, dtype="bfloat16"))) == 7
+    tensors[name] = tensors[name].astype(mx.float32)
+    with pytest.raises(CheckpointError, match=rf"\(tensor {name} = F32 .* asks for BF16 \["):
+        load(tmp_path / "other", tensors, dtype="bfloat16")
+
+
+def test_all_that_is_wrong_is_said_at_once_and_no_tensor_is_read(tmp_path: Path) -> None:
+    tensors = tiny_tensors() | {"extra": mx.zeros(3)}
+    del tensors["norm.weight"]
+    tensors["fc.weight"] = tensors["fc.weight"][:1]
+    folder = save(tmp_path, tiny_config(), tensors)
+    config = DFlash2Config.read(folder)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    with pytest.raises(CheckpointError) as refusal:
+        DFlash2Weights.read(folder, config)
+    assert mx.get_peak_memory() <= before
+    for name in ("extra", "norm.weight", "fc.weight"):
+        assert f"tensor {name}" in str(refusal.value)
 
 
 @pytest.mark.parametrize("kept", [0, 4, 8, 200, -1])

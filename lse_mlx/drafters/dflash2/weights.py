@@ -5,8 +5,9 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from lse_mlx.checkpoints.checks import clauses
 from lse_mlx.checkpoints.drafter_config import DFlash2Config, Quantization
-from lse_mlx.checkpoints.drafter_tensors import match_names, part_name, tensor_shapes
+from lse_mlx.checkpoints.drafter_tensors import compare_tensors, part_name, tensor_shapes
 from lse_mlx.checkpoints.safetensors_header import read_header
 from lse_mlx.errors import CheckpointError
 
@@ -59,21 +60,22 @@ class DFlash2Weights:
         """Read `folder`/model.safetensors.
 
         Raises CheckpointError if the file is missing or damaged, or if a tensor is missing, has
-        another shape or dtype than `config` asks for, or is not part of a DFlash2 drafter.
+        another shape or dtype than `config` asks for, or is not part of a DFlash2 drafter; no tensor
+        is read then.
         """
         path = folder / "model.safetensors"
         stored = read_header(path).tensors
-        names = dict(match_names(stored, config))
-        if unclaimed := sorted(set(stored) - set(names.values())):
+        table = compare_tensors(stored, config)
+        if not table.fits:
             raise CheckpointError(
-                f"{path} holds {len(unclaimed)} tensors that are no part of a DFlash2 drafter "
-                f"({', '.join(unclaimed[:3])}): pass the published checkpoint."
+                f"{path} does not hold the tensors of its config.json ({clauses(table.checks)}): "
+                "use the config.json and the weights of one checkpoint."
             )
         tensors = _read_tensors(path)
         matrices: dict[str, Matrix] = {}
         vectors: dict[str, mx.array] = {}
         for name, shape in tensor_shapes(config).items():
-            tensor = tensors[names[name]]
+            tensor = tensors[table.names[name]]
             if len(shape) != 2:
                 vectors[name] = tensor.astype(mx.float32)
             elif tensor.dtype == mx.uint32:

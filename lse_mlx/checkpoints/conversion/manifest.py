@@ -1,0 +1,110 @@
+"""What a conversion says of itself and its source. Needs the standard library only."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from lse_mlx.checkpoints.progress import Progress
+from lse_mlx.errors import CheckpointError, reason
+
+MANIFEST = "source-repository.json"
+REFERENCE_IMPLEMENTATION = (
+    "https://github.com/z-lab/dflash/blob/"
+    "07ebd93db9f472af339b644bb70221ad8428328a/dflash/model_mlx.py"
+)
+CONVERSION = "FP32 min/max; BF16 scale and bias; codes selected against stored scale/bias"
+CHUNK_BYTES = 8 << 20
+
+
+def format_name(bits: int) -> str:
+    """What a manifest calls the format with `bits` bits a code."""
+    return f"MLX affine Q{bits} group64"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of source-repository.json, in the order of the file.
+
+    source_sha256, sha256: of the two model.safetensors, 64 lower-case hexadecimal digits
+    bytes: size of the converted model.safetensors; tensors: how many it holds
+    """
+
+    source_repository: str
+    source_revision: str
+    source_sha256: str
+    reference_implementation: str
+    format: str
+    conversion: str
+    bytes: int
+    sha256: str
+    tensors: int
+
+    def text(self) -> str:
+        """The file's text."""
+        return json_text(asdict(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> "Manifest":
+        """Read `folder`/source-repository.json.
+
+        Raises CheckpointError, naming the file, if it cannot be read or does not say all of this.
+        """
+        path = folder / MANIFEST
+        values = read_json_object(path, "convert the checkpoint again")
+        held: dict[str, Any] = {field.name: values.get(field.name) for field in fields(cls)}
+        for field in fields(cls):
+            if type(held[field.name]) is not field.type:
+                raise CheckpointError(
+                    f"The {field.name} in {path} is {held[field.name]!r} instead of "
+                    f"{'a count' if field.type is int else 'text'}: convert the checkpoint again."
+                )
+        return cls(**held)
+
+
+def json_text(values: dict[str, Any]) -> str:
+    """`values` as the files of a conversion hold them: indented by two, in ASCII, one line end."""
+    return json.dumps(values, indent=2) + "\n"
+
+
+def read_json_object(path: Path, way_out: str) -> dict[str, Any]:
+    """The object in the JSON file `path`, its keys in their order.
+
+    Raises CheckpointError, which names the file and ends in `way_out`, if there is none.
+    """
+    try:
+        values = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}): {way_out}.") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not JSON ({reason(error)}): {way_out}.") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object: {way_out}.")
+    return values
+
+
+def hash_file(path: Path, progress: Progress, phase: str) -> str:
+    """The SHA-256 of a file as hexadecimal digits; `phase` goes from 0 to the file's size.
+
+    Raises CheckpointError if it cannot be read or changes its size meanwhile.
+    """
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(CHUNK_BYTES))
+    try:
+        with path.open("rb", buffering=0) as file:
+            total, done = path.stat().st_size, 0
+            progress.advance(phase, 0, total)
+            while count := file.readinto(buffer):
+                digest.update(buffer[:count])
+                done += count
+                progress.advance(phase, min(done, total), total)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error.strerror}): check the disk it is on and try again."
+        ) from error
+    if done != total:
+        raise CheckpointError(
+            f"{path} went from {total} to {done} bytes while it was read: "
+            "wait until nothing writes to it and try again."
+        )
+    return digest.hexdigest()

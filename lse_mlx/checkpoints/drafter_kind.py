@@ -1,0 +1,99 @@
+"""The config.json of a DFlash2 drafter, or a sentence that says what was found instead of one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lse_mlx.checkpoints.checks import shown
+from lse_mlx.checkpoints.safetensors_header import read_header
+from lse_mlx.errors import CheckpointError, reason
+
+ARCHITECTURE = "DFlash2DraftModel"
+FIRST_GENERATION = "DFlashDraftModel"
+DEEPEST = 16
+"""Levels of objects and lists in a config.json; the published ones have two."""
+
+
+def read_drafter_values(folder: Path) -> dict[str, Any]:
+    """`folder`/config.json as a dict, its fields not checked yet.
+
+    Raises CheckpointError if it is missing, no JSON object, or of anything but a DFlash2 drafter;
+    the message says what is there.
+    """
+    path = folder / "config.json"
+    if not path.exists():
+        raise CheckpointError(
+            f"{folder} is no DFlash2 drafter but {_without_config(folder)}: "
+            "pass the folder of a DFlash2 checkpoint with its config.json."
+        )
+    try:
+        values = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error.strerror}): "
+            "pass the folder of a DFlash2 checkpoint with its config.json."
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path} is not JSON ({reason(error)}): download the checkpoint again."
+        ) from error
+    if not isinstance(values, dict):
+        raise CheckpointError(
+            f"{path} holds a {type(values).__name__}, not a JSON object: "
+            "download the checkpoint again."
+        )
+    if _depth(values) > DEEPEST:
+        raise CheckpointError(
+            f"{path} nests objects more than {DEEPEST} deep: download the checkpoint again."
+        )
+    named = values.get("architectures")
+    if not isinstance(named, list) or ARCHITECTURE not in named:
+        raise CheckpointError(
+            f"{folder} is no DFlash2 drafter but {_other_kind(folder, values)}, with architectures "
+            f"= {shown(named)}: pass the {ARCHITECTURE} that was made for this target."
+        )
+    return values
+
+
+def _depth(values: object) -> int:
+    """Levels of objects and lists; nothing recursive may meet a file that nests thousands."""
+    depth, level = 0, [values]
+    while level := [value for value in level if isinstance(value, dict | list)]:
+        depth += 1
+        level = [v for held in level for v in (held.values() if isinstance(held, dict) else held)]
+    return depth
+
+
+def _without_config(folder: Path) -> str:
+    if not folder.is_dir():
+        return "no folder"
+    names = sorted(path.name for path in folder.iterdir())
+    if not names:
+        return "an empty folder"
+    if _is_mtp_head(folder):
+        return f"an MTP head without a config.json ({names[0]})"
+    more = ", ..." if len(names) > 3 else ""
+    return f"a folder without a config.json ({', '.join(names[:3])}{more})"
+
+
+def _other_kind(folder: Path, values: dict[str, Any]) -> str:
+    """What a checkpoint with another architecture is, in words."""
+    kind, named = values.get("model_type"), str(values.get("architectures"))
+    if FIRST_GENERATION in named or isinstance(values.get("dflash_config"), dict):
+        return f"a DFlash drafter of another generation ({shown(kind)})"
+    if "mtp" in f"{kind} {named}".lower() or _is_mtp_head(folder):
+        return f"an MTP head ({shown(kind)})"
+    if "ForCausalLM" in named or "ForConditionalGeneration" in named:
+        return f"a language model of its own ({shown(kind)})"
+    return f"a model of another kind ({shown(kind)})"
+
+
+def _is_mtp_head(folder: Path) -> bool:
+    """Whether the weights there are those of a native multi-token-prediction layer alone."""
+    names: list[str] = []
+    for path in folder.glob("*.safetensors"):
+        try:
+            names += read_header(path).tensors
+        except CheckpointError:
+            continue  # a damaged file says nothing of its kind
+    return bool(names) and all("mtp" in name.split(".") for name in names)

@@ -1,0 +1,225 @@
+"""The record that a target and a drafter are held to: which one it is, and whether it is kept."""
+
+import hashlib
+import re
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from lse_mlx.checkpoints.checks import NOTHING, Check, Kind, Words
+from lse_mlx.checkpoints.conversion.manifest import MANIFEST, Manifest
+from lse_mlx.checkpoints.drafter_config import (
+    DFlash2Config,
+    Quantization,
+    inspect_config,
+    look_up,
+)
+from lse_mlx.checkpoints.gate.pair_record import PAIR_FILE
+from lse_mlx.checkpoints.gate.target_facts import TargetFacts
+from lse_mlx.checkpoints.origin import Origin, find_origin
+from lse_mlx.checkpoints.pairing import DEMO_PAIR, PAIRS, PairRecord, read_pairs
+from lse_mlx.errors import CheckpointError
+
+CONVERSION_ADDS = ("quantization", "quantization_config")
+"""Fields that a conversion adds to config.json; they are held to the stored tensors instead."""
+REGISTERED = Quantization(group_size=64, bits=8)
+"""The conversion that a record gives hashes of."""
+THE_RECORD = "the record of "
+"""Begins what a comparison with a record says."""
+RECORDED = "recorded "
+"""Begins the name of what a record says of its target's geometry, before the drafter's name of it."""
+
+
+@dataclass(frozen=True)
+class KnownPair:
+    """A record, and why it is the one that counts.
+
+    whole: whether its config is all of a config.json, so that a field it lacks may not be there
+    by_content: whether it was found by what the target's files hold, whatever they are called
+    """
+
+    record: PairRecord
+    whole: bool
+    by_content: bool = False
+
+    @property
+    def has(self) -> str:
+        """Who speaks in a comparison with it."""
+        return f"{THE_RECORD}{self.record.name} has"
+
+
+def find_pair(
+    target: Origin, facts: TargetFacts, drafter: Origin, folder: Path, values: dict[str, Any]
+) -> KnownPair | None:
+    """The record that counts, the first of these; None where there is none:
+
+    pair.json in the drafter's `folder` or, for a conversion, in the one around it; the registered
+    pair whose drafter has this origin; the one that holds the whole of `values`, the drafter's
+    config.json; the one whose target has this tokenizer and geometry; the one whose target may be
+    called so, where that one says nothing of a tokenizer.
+    Raises CheckpointError for a damaged record.
+    """
+    # A conversion lies inside the folder of its source unless another place was asked for.
+    around = [folder.resolve().parent] if (folder / MANIFEST).is_file() else []
+    for place in (folder, *around):
+        if (path := place / PAIR_FILE).is_file():
+            record = _read_record(path)
+            return KnownPair(record, _is_whole(record))
+    demo = KnownPair(PairRecord.read(DEMO_PAIR), whole=True, by_content=True)
+    known = [*(KnownPair(record, whole=False) for record in read_pairs(PAIRS)), demo]
+    return next(
+        chain(
+            (pair for pair in known if _is_published(pair.record, drafter)),
+            (pair for pair in [demo] if all(check.holds for check in _config(demo, values))),
+            (replace(p, by_content=True) for p in known if _has_content(p.record, facts)),
+            (
+                pair
+                for pair in known
+                if pair.record.target.tokenizer_sha256 is None
+                and pair.record.fits(target.repository)
+            ),
+        ),
+        None,
+    )
+
+
+def target_side(pair: KnownPair, origin: Origin, facts: TargetFacts) -> list[Check]:
+    """The target held to the record: its name and revision where known, geometry, tokenizer."""
+    record = pair.record
+    checks = _geometry(record, facts)
+    if record.target.tokenizer_sha256 is not None:
+        recorded, own = record.target.tokenizer_sha256, facts.tokenizer.sha256
+        checks.append(Check.equal("tokenizer_sha256", recorded, own, "the target has"))
+    if not origin.known:
+        return checks
+    if not pair.by_content:
+        patterns, holds = Words(" or ".join(record.targets)), record.fits(origin.repository)
+        checks.append(Check("target", patterns, origin.repository, holds, "the target is"))
+    named = record.target.repository
+    if named is not None and named.lower() == origin.repository.lower():
+        recorded, own = record.target.revision, origin.revision
+        checks.append(_revision("target revision", recorded, own, "the target has"))
+    return checks
+
+
+def drafter_side(
+    pair: KnownPair, folder: Path, values: dict[str, Any], config: DFlash2Config | None
+) -> list[Check]:
+    """The drafter in `folder` held to the record: its config leaf by leaf, and its revision."""
+    checks = _config(pair, values) + _published(pair, find_origin(folder))
+    checks += _hashes(pair, folder, config) if config is not None else []
+    return checks
+
+
+def unknown_parts(pair: KnownPair | None, target: Origin, drafter: Origin) -> list[str]:
+    """What could not be compared, in sentences."""
+    if pair is None:
+        return ["No record names this pair: only what the two checkpoints say was compared."]
+    record, notes = pair.record, []
+    if pair.by_content and target.known and not record.fits(target.repository):
+        notes.append(f"The target {target} is told by its content to be that of {record.name}.")
+    if not target.known and not (pair.by_content and record.target.revision is None):
+        notes.append(f"Name and revision of the target in {target.repository} are not known.")
+    if not drafter.known and record.drafter.revision is not None:
+        notes.append(f"The revision of the drafter in {drafter.repository} is not known.")
+    return notes
+
+
+def _read_record(path: Path) -> PairRecord:
+    """The record that came with a checkpoint, whatever somebody wrote into it."""
+    try:
+        return PairRecord.read(path)
+    except RecursionError as error:
+        raise CheckpointError(f"{path} nests too deep to be a record: remove it.") from error
+
+
+def _is_published(record: PairRecord, drafter: Origin) -> bool:
+    published = record.drafter.repository or ""
+    return drafter.known and published.lower() == drafter.repository.lower()
+
+
+def _has_content(record: PairRecord, facts: TargetFacts) -> bool:
+    """Whether the target has the tokenizer and the geometry of the record, which gives both."""
+    recorded = record.target.tokenizer_sha256
+    if recorded is None or recorded != facts.tokenizer.sha256:
+        return False
+    return all(check.holds for check in _geometry(record, facts))
+
+
+def _is_whole(record: PairRecord) -> bool:
+    config, _ = inspect_config(record.drafter.config)
+    return config is not None
+
+
+def _geometry(record: PairRecord, facts: TargetFacts) -> list[Check]:
+    return [
+        Check.equal(f"{RECORDED}{name}", recorded, own, "the target has")
+        for name, recorded, own in (
+            ("hidden_size", record.target.hidden_size, facts.hidden_size),
+            ("num_target_layers", record.target.num_hidden_layers, facts.layer_count),
+            ("vocab_size", record.target.vocab_size, facts.vocab_size),
+        )
+    ]
+
+
+def _config(pair: KnownPair, values: dict[str, Any]) -> list[Check]:
+    recorded = pair.record.drafter.config
+    names = list(_leaves(recorded))
+    if pair.whole:
+        names += [name for name in _leaves(values) if look_up(recorded, name) is NOTHING]
+    return [
+        Check.equal(name, look_up(values, name), look_up(recorded, name), pair.has)
+        for name in names
+        if name.split(".")[0] not in CONVERSION_ADDS
+    ]
+
+
+def _leaves(values: dict[str, Any], path: str = "") -> list[str]:
+    """Dotted names of all that is no object; a list is one value, and so is an empty object."""
+    names: list[str] = []
+    for key, value in values.items():
+        inner = isinstance(value, dict) and value
+        names += _leaves(value, f"{path}{key}.") if inner else [f"{path}{key}"]
+    return names
+
+
+def _published(pair: KnownPair, origin: Origin) -> list[Check]:
+    record = pair.record.drafter
+    if not origin.known or record.repository is None:
+        return []
+    if record.repository.lower() != origin.repository.lower():
+        return [_revision("drafter repository", origin.repository, record.repository, pair.has)]
+    return [_revision("drafter revision", origin.revision, record.revision, pair.has)]
+
+
+def _hashes(pair: KnownPair, folder: Path, config: DFlash2Config) -> list[Check]:
+    """Hashes that are known without reading the weights, held to the recorded ones."""
+    record, quantization = pair.record.drafter, config.quantization
+    found: list[tuple[str, str | None, str | None]] = []
+    if quantization is None:
+        found.append(("sha256", _hash_in_cache(folder / "model.safetensors"), record.sha256))
+    elif (folder / MANIFEST).is_file():
+        manifest = Manifest.read(folder)
+        found.append(("source sha256", manifest.source_sha256, record.sha256))
+        if quantization == REGISTERED:
+            found.append(("sha256", manifest.sha256, record.q8_sha256))
+    if quantization == REGISTERED:
+        text = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
+        found.append(("config.json sha256", text, record.q8_config_sha256))
+    return [
+        _revision(f"drafter {name}", own, recorded, pair.has)
+        for name, own, recorded in found
+        if own is not None and recorded is not None
+    ]
+
+
+def _hash_in_cache(path: Path) -> str | None:
+    """The SHA-256 by which the hub's cache calls the file, None for a file that lies elsewhere."""
+    name = path.resolve().name
+    return name if re.fullmatch(r"[0-9a-f]{64}", name) else None
+
+
+def _revision(field: str, drafter: object, target: object, says: str) -> Check:
+    kind: Kind = "revision"
+    return Check(field, drafter, target, drafter == target, says, kind)

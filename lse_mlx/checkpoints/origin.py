@@ -1,0 +1,67 @@
+"""Which repository and revision a checkpoint on disk came from. Needs the standard library only."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeGuard
+
+MANIFEST = "source-repository.json"
+"""What a conversion says of its source."""
+NOTE = "hf-origin.json"
+"""What a download tool or a person leaves beside the weights."""
+UNKNOWN = "unknown"
+"""The revision where none is known."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A repository and its revision; known is False where both are only a guess from the folder."""
+
+    repository: str
+    revision: str
+    known: bool
+
+    def __str__(self) -> str:
+        return f"{self.repository}@{self.revision}"
+
+
+def find_origin(folder: Path) -> Origin:
+    """The origin of the checkpoint in `folder`, from the first of these that says both:
+
+    source-repository.json of a conversion (the origin of what was converted), the path of a Hugging
+    Face snapshot (`models--org--name/snapshots/revision`), hf-origin.json beside the weights. Else
+    the repository is the folder's name and the revision "unknown". Raises nothing.
+    """
+    folder = folder.resolve()
+    return (
+        _stated(folder / MANIFEST, "source_repository", "source_revision")
+        or _of_snapshot(folder)
+        or _stated(folder / NOTE, "repository", "revision")
+        or Origin(folder.name, UNKNOWN, known=False)
+    )
+
+
+def _of_snapshot(folder: Path) -> Origin | None:
+    owner = folder.parent.parent.name
+    if folder.parent.name != "snapshots" or not owner.startswith("models--"):
+        return None
+    repository = owner.removeprefix("models--").replace("--", "/")
+    return Origin(repository, folder.name, known=True) if repository else None
+
+
+def _stated(path: Path, repository: str, revision: str) -> Origin | None:
+    try:
+        held = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(held, dict):
+        return None
+    named, at = held.get(repository), held.get(revision)
+    if not _is_name(named) or not _is_name(at):
+        return None
+    return Origin(named, at, known=at != UNKNOWN)
+
+
+def _is_name(said: object) -> TypeGuard[str]:
+    # It becomes part of a folder's name.
+    return isinstance(said, str) and said != "" and said.isprintable()

@@ -1,0 +1,48 @@
+"""The pair of a command: from its options to folders that can be loaded."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from lse_mlx.checkpoints.conversion.places import CacheSettings
+from lse_mlx.checkpoints.hub.hub import Hub
+from lse_mlx.checkpoints.prepare import prepare_pair
+from lse_mlx.checkpoints.resolve import Pair
+from lse_mlx.cli.progress import progress
+
+Offline = Annotated[
+    bool, typer.Option("--offline", help="Use what is on this machine and never connect.")
+]
+AllowRevisionMismatch = Annotated[
+    bool,
+    typer.Option(
+        "--allow-revision-mismatch",
+        help="Accept a drafter of another revision than the recorded one; nothing else.",
+    ),
+]
+
+
+def open_pair(
+    model: str, drafter: str | None, offline: bool, allow_revision_mismatch: bool, yes: bool
+) -> Pair:
+    """Find, check and convert a pair, with the progress on the terminal.
+
+    yes: convert a target in bf16 without asking; otherwise only a terminal is asked
+    """
+    can_ask = sys.stdin.isatty() and sys.stderr.isatty()
+    with progress() as shown:
+        return prepare_pair(
+            model,
+            drafter,
+            hub=Hub(offline=offline),
+            settings=CacheSettings.from_environment(os.environ),
+            progress=shown,
+            allow_revision_mismatch=allow_revision_mismatch,
+            quantize_target=yes or (_ask if can_ask else False),
+        )
+
+
+def _ask(question: str) -> bool:
+    return typer.confirm(question, default=True, err=True)

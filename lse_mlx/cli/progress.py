@@ -1,0 +1,94 @@
+"""How long work on files shows on the command line."""
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.progress import Progress as RichProgress
+
+from lse_mlx.checkpoints.progress import Lines
+from lse_mlx.cli.common import notes
+
+
+class ShownLines(Lines):
+    """Lines in a log; entered and left as a bar is."""
+
+    def __enter__(self) -> "ShownLines":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+
+class Bar:
+    """A bar a phase on a terminal, with percent, rate and time left.
+
+    It is on the screen from a phase's beginning to its end; leaving the `with` block takes an
+    unfinished one away and gives the cursor back.
+    """
+
+    def __init__(self, console: Console):
+        self._console = console
+        self._phase = ""
+        self._bars: RichProgress | None = None
+        self._task = TaskID(0)
+
+    def note(self, text: str) -> None:
+        self._console.print(text, style="dim", markup=False)
+
+    def advance(self, phase: str, done: int, total: int, tensor: str = "") -> None:
+        if self._bars is None or phase != self._phase:
+            self._stop()
+            self._phase = phase
+            self._bars = self._bar_columns()
+            self._task = self._bars.add_task(phase, total=total)
+            self._bars.start()
+        self._bars.update(self._task, completed=done, total=total)
+        if done >= total:
+            self._stop()
+
+    def _bar_columns(self) -> RichProgress:
+        return RichProgress(
+            TextColumn("{task.description:12}", markup=False),
+            BarColumn(),
+            TaskProgressColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(compact=True),
+            console=self._console,
+        )
+
+    def _stop(self) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+        self._bars, self._phase = None, ""
+
+    def __enter__(self) -> "Bar":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop()
+
+
+def progress(name: str = "dflash2-convert", console: Console = notes) -> Bar | ShownLines:
+    """What shows the work of one command, best in a `with` block: a bar on a terminal, else lines.
+
+    name: what stands in brackets before each line
+    """
+    return Bar(console) if console.is_terminal else ShownLines(name=name)

@@ -1,0 +1,36 @@
+"""What tests of checkpoints share: small sources, places, a small disk."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lse_mlx.checkpoints.conversion.places import CacheSettings
+from tests.checkpoints.conversion.dflash2_sources import write_source
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> CacheSettings:
+    return CacheSettings(user_cache=tmp_path / "user cache")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_source(tmp_path / "source")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 40 MiB; a mount of its own, which only root can make."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(place)]
+    try:
+        made = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("there is no mount command here")
+    if made.returncode:
+        pytest.skip(f"no small disk can be mounted here: {made.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)

@@ -1,0 +1,222 @@
+"""The gate reads little, runs nothing, and has one sentence for whatever it meets."""
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from lse_mlx import demo_pair
+from lse_mlx.checkpoints.gate.gate import PairRefused, check_pair, inspect_pair
+from lse_mlx.engine import load
+from tests.checkpoints.gate.sparse_checkpoints import (
+    QWEN,
+    bytes_read,
+    failed,
+    hollow_demo,
+    read_entries,
+    read_json,
+    refusal_of,
+    save_drafter,
+    save_qwen_target,
+    write_json,
+    write_sparse,
+)
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_qwen_target(tmp_path_factory.mktemp("targets") / "some-target")
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> tuple[Path, Path]:
+    """The demo pair in folders of their own; the weights are holes."""
+    return hollow_demo(tmp_path)
+
+
+# Only what may be read is read, and nothing is run
+
+
+def test_no_tensor_is_read(tmp_path: Path, qwen: Path) -> None:
+    drafter = save_drafter(tmp_path / "drafter", QWEN)
+    tokenizer = (qwen / "tokenizer.json").stat().st_size
+    before = bytes_read()
+    assert check_pair(qwen, drafter)
+    assert bytes_read() - before < tokenizer + 300_000, "of 18 GB of weights"
+
+
+def test_a_refusal_comes_before_anything_is_loaded(tmp_path: Path) -> None:
+    """Of neither of the two: the target is whole, and its weights alone are megabytes."""
+    drafter = tmp_path / "drafter"
+    shutil.copytree(demo_pair.DRAFTER, drafter)
+    values = read_json(drafter / "config.json")
+    write_json(drafter / "config.json", values | {"rms_norm_eps": 1e-5})
+    weights = (demo_pair.TARGET / "model.safetensors").stat().st_size
+    load(demo_pair.TARGET, None).close()  # whatever Python still has to import is read now
+    active, before = mx.get_active_memory(), bytes_read()
+    mx.reset_peak_memory()
+    with pytest.raises(PairRefused, match="rms_norm_eps = 1e-05"):
+        load(demo_pair.TARGET, drafter)
+    assert mx.get_peak_memory() <= active
+    assert bytes_read() - before < weights / 4
+    assert sorted(path.name for path in drafter.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_nothing_in_a_checkpoint_is_run(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    target, drafter = demo
+    ran = tmp_path / "ran"
+    code = f"open({str(ran)!r}, 'w').close()\n"
+
+    class Payload:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return exec, (code,)
+
+    for folder in demo:
+        (folder / "modeling_custom.py").write_text(code)
+        (folder / "sitecustomize.py").write_text(code)
+        for name in ("pytorch_model.bin", "model.pkl", "training_args.bin"):
+            (folder / name).write_bytes(pickle.dumps(Payload()))
+        about = {"auto_map": {"AutoTokenizer": ["modeling_custom.Tokenizer", None]}}
+        write_json(folder / "tokenizer_config.json", about)
+    for folder in demo:
+        values = read_json(folder / "config.json")
+        values |= {"auto_map": {"AutoModel": "modeling_custom.Model"}}
+        values |= {"model_file": "modeling_custom.py"}
+        write_json(folder / "config.json", values)
+    report = inspect_pair(target, drafter)
+    assert failed(report).keys() == {"auto_map.AutoModel", "model_file"}
+    assert [note.split(" that ")[0] for note in report.notes] == ["The auto_map", "The model_file"]
+    assert not ran.exists()
+    exec(code)
+    assert ran.exists(), "it would have been seen"
+
+
+# What is no DFlash2 drafter at all
+
+
+def save_other(folder: Path, kind: str) -> Path:
+    folder.mkdir()
+    if kind == "dflash1":
+        values = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "block_size": 16,
+                  "dflash_config": {"mask_token_id": 1, "target_layer_ids": [1]}}  # fmt: skip
+        write_json(folder / "config.json", values)
+        write_sparse(folder / "model.safetensors", {"fc.weight": ("BF16", [4, 4])})
+    if kind == "mtp config":
+        values = {"architectures": ["Qwen3_5MTP"], "model_type": "qwen3_5_mtp"}
+        write_json(folder / "config.json", values)
+    if kind == "mtp weights":
+        names = ("mtp.fc.weight", "mtp.layers.0.mlp.up_proj.weight")
+        write_sparse(folder / "mtp.safetensors", dict.fromkeys(names, ("BF16", [4, 4])))
+    if kind == "qwen":
+        values = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+        write_json(folder / "config.json", values)
+    if kind == "files":
+        (folder / "README.md").write_text("hello")
+    if kind == "other":
+        write_json(folder / "config.json", {"model_type": "bert"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("dflash1", "a DFlash drafter of another generation ('qwen3'), with architectures = "
+                    "['DFlashDraftModel']"),
+        ("mtp config", "an MTP head ('qwen3_5_mtp'), with architectures = ['Qwen3_5MTP']"),
+        ("mtp weights", "an MTP head without a config.json (mtp.safetensors)"),
+        ("qwen", "a language model of its own ('qwen3'), with architectures = ['Qwen3ForCausalLM']"),
+        ("empty", "an empty folder"),
+        ("files", "a folder without a config.json (README.md)"),
+        ("other", "a model of another kind ('bert'), with architectures = None"),
+    ],
+)  # fmt: skip
+def test_what_was_found_instead_of_a_drafter_is_said(tmp_path: Path, kind: str, words: str) -> None:
+    folder = save_other(tmp_path / "found", kind)
+    message = refusal_of(demo_pair.TARGET, folder)
+    assert message.startswith(f"{folder} is no DFlash2 drafter but {words}: pass the ")
+
+
+def test_a_folder_that_is_none_is_said(tmp_path: Path) -> None:
+    assert "but no folder: " in refusal_of(demo_pair.TARGET, tmp_path / "none")
+    assert "is a DFlash2 drafter" in refusal_of(demo_pair.DRAFTER, demo_pair.DRAFTER)
+    assert "has no config.json" in refusal_of(tmp_path, demo_pair.DRAFTER)
+
+
+def test_a_drafter_without_whole_weights_is_one_sentence(demo: tuple[Path, Path]) -> None:
+    target, drafter = demo
+    weights = drafter / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size - 1)
+    assert "is damaged" in refusal_of(target, drafter)
+    weights.unlink()
+    assert "model.safetensors cannot be read" in refusal_of(target, drafter)
+    write_json(drafter / "config.json", [1])
+    assert "holds a list" in refusal_of(target, drafter)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"{" + b'"a":{' * 900 + b"}" * 901, "nests objects more than 16 deep"),
+        (b'{"a":' + b"[" * 900 + b"]" * 900 + b"}", "nests objects more than 16 deep"),
+        (b"[" * 100_000, "is not JSON"),
+        (b'{"hidden_size": ' + b"9" * 5000 + b"}", "is not JSON"),
+        (b'{"architectures": ["' + b"A" * 100_000 + b'"]}', "with architectures = ['AAAA"),
+    ],
+    ids=["objects", "lists", "endless", "digits", "long"],
+)
+def test_a_config_made_to_break_readers_is_one_sentence(
+    demo: tuple[Path, Path], text: bytes, words: str
+) -> None:
+    (demo[1] / "config.json").write_bytes(text)
+    message = refusal_of(*demo)
+    assert words in message
+    assert len(message) < 1000
+
+
+def test_names_that_a_terminal_would_obey_are_spelled_out(demo: tuple[Path, Path]) -> None:
+    target, drafter = demo
+    odd = "a\n\x1b[31m\ud800"
+    write_json(drafter / "config.json", read_json(drafter / "config.json") | {odd: odd})
+    entries = read_entries(drafter / "model.safetensors")
+    write_sparse(drafter / "model.safetensors", entries | {odd: ("BF16", [1])})
+    message = refusal_of(target, drafter)
+    assert message.isprintable()
+    assert message.count(r"a\n\x1b[31m\ud800") == 3
+
+
+@pytest.mark.parametrize(
+    "block",
+    [{"bits": 0}, {"bits": "4"}, {"bits": 64}, {"bits": 4.0}, {"group_size": 0}, {"group_size": 10**30},
+     {"mode": "mxfp4"}, [1], "q4"],
+)  # fmt: skip
+def test_a_quantization_block_that_explains_nothing_is_refused(
+    demo: tuple[Path, Path], block: Any
+) -> None:
+    target, drafter = demo
+    config = read_json(target / "config.json")
+    config["quantization"] = config["quantization"] | block if isinstance(block, dict) else block
+    write_json(target / "config.json", config)
+    assert failed(inspect_pair(target, drafter)).keys() == {"embedding", "output head"}
+
+
+def test_the_report_is_json(demo: tuple[Path, Path]) -> None:
+    values = read_json(demo[1] / "config.json")
+    del values["rms_norm_eps"]
+    values["extra"] = None
+    write_json(demo[1] / "config.json", values)
+    said = json.loads(json.dumps(inspect_pair(*demo).as_dict()))
+    assert said["accepted"] is False
+    mismatches = {one["field"]: one for one in said["mismatches"]}
+    assert "drafter" not in mismatches["rms_norm_eps"], "a missing field is left out"
+    assert mismatches["extra"] == {
+        "field": "extra",
+        "kind": "contract",
+        "holds": False,
+        "says": "the record of demo has",
+        "drafter": None,
+    }
