@@ -1,12 +1,12 @@
 """Whether a folder holds a whole checkpoint. Reads names, sizes, JSON and headers, never weights."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any, NoReturn
 
+from lse_mlx.checkpoints.json_object import read_json_object
 from lse_mlx.checkpoints.safetensors_header import SafetensorsHeader, read_header
-from lse_mlx.errors import CheckpointError, reason
+from lse_mlx.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -93,18 +93,7 @@ def _interrupted(path: Path) -> bool:
 
 def _read_object(path: Path, missing: str) -> dict[str, Any]:
     _check_file(path, missing)
-    try:
-        held = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path} is no JSON ({reason(error)}): download the checkpoint again."
-        ) from error
-    if not isinstance(held, dict):
-        raise CheckpointError(
-            f"{path} holds a {type(held).__name__}, not a JSON object: "
-            "download the checkpoint again."
-        )
-    return held
+    return read_json_object(path)
 
 
 def _header(path: Path) -> SafetensorsHeader:

@@ -1,17 +1,15 @@
 """The config.json of a DFlash2 drafter, or a sentence that says what was found instead of one."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from lse_mlx.checkpoints.checks import shown
+from lse_mlx.checkpoints.json_object import read_json_object
 from lse_mlx.checkpoints.safetensors_header import read_header
-from lse_mlx.errors import CheckpointError, reason
+from lse_mlx.errors import CheckpointError
 
 ARCHITECTURE = "DFlash2DraftModel"
 FIRST_GENERATION = "DFlashDraftModel"
-DEEPEST = 16
-"""Levels of objects and lists in a config.json; the published ones have two."""
 
 
 def read_drafter_values(folder: Path) -> dict[str, Any]:
@@ -26,26 +24,7 @@ def read_drafter_values(folder: Path) -> dict[str, Any]:
             f"{folder} is no DFlash2 drafter but {_without_config(folder)}: "
             "pass the folder of a DFlash2 checkpoint with its config.json."
         )
-    try:
-        values = json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({error.strerror}): "
-            "pass the folder of a DFlash2 checkpoint with its config.json."
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path} is not JSON ({reason(error)}): download the checkpoint again."
-        ) from error
-    if not isinstance(values, dict):
-        raise CheckpointError(
-            f"{path} holds a {type(values).__name__}, not a JSON object: "
-            "download the checkpoint again."
-        )
-    if _depth(values) > DEEPEST:
-        raise CheckpointError(
-            f"{path} nests objects more than {DEEPEST} deep: download the checkpoint again."
-        )
+    values = read_json_object(path)
     named = values.get("architectures")
     if not isinstance(named, list) or ARCHITECTURE not in named:
         raise CheckpointError(
@@ -53,15 +32,6 @@ def read_drafter_values(folder: Path) -> dict[str, Any]:
             f"= {shown(named)}: pass the {ARCHITECTURE} that was made for this target."
         )
     return values
-
-
-def _depth(values: object) -> int:
-    """Levels of objects and lists; nothing recursive may meet a file that nests thousands."""
-    depth, level = 0, [values]
-    while level := [value for value in level if isinstance(value, dict | list)]:
-        depth += 1
-        level = [v for held in level for v in (held.values() if isinstance(held, dict) else held)]
-    return depth
 
 
 def _without_config(folder: Path) -> str:

@@ -1,9 +1,10 @@
 """Which repository and revision a checkpoint on disk came from. Needs the standard library only."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
+
+from lse_mlx.checkpoints.json_object import json_object_or_none
 
 MANIFEST = "source-repository.json"
 """What a conversion says of its source."""
@@ -50,12 +51,7 @@ def _of_snapshot(folder: Path) -> Origin | None:
 
 
 def _stated(path: Path, repository: str, revision: str) -> Origin | None:
-    try:
-        held = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(held, dict):
-        return None
+    held = json_object_or_none(path) or {}
     named, at = held.get(repository), held.get(revision)
     if not _is_name(named) or not _is_name(at):
         return None

@@ -1,6 +1,5 @@
 """Which drafter belongs to which target: the records in pairs.json and the demo pair's own."""
 
-import json
 import math
 import re
 from collections.abc import Callable
@@ -10,7 +9,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lse_mlx import demo_pair
-from lse_mlx.errors import CheckpointError, reason
+from lse_mlx.checkpoints.json_object import read_json_object
+from lse_mlx.errors import CheckpointError
 
 PAIRS = Path(__file__).with_name("pairs.json")
 DEMO_PAIR = demo_pair.TARGET.parent / "pair.json"
@@ -94,7 +94,7 @@ class PairRecord:
     @classmethod
     def read(cls, path: Path) -> "PairRecord":
         """The record that the file `path` holds; raises CheckpointError as `parse` does."""
-        return cls.parse(_read_json(path), str(path))
+        return cls.parse(read_json_object(path, "install lse-mlx again"), str(path))
 
     def fits(self, target_name: str) -> bool:
         """Whether a pattern covers `target_name`: a repository, or a folder's name."""
@@ -119,7 +119,7 @@ def read_pairs(path: Path) -> tuple[PairRecord, ...]:
 
     Raises CheckpointError for a malformed one, and for two of one name.
     """
-    held = _read_json(path)
+    held = read_json_object(path, "install lse-mlx again")
     if not isinstance(held, dict) or set(held) != {"pairs"} or not isinstance(held["pairs"], list):
         raise CheckpointError(f'{path} is no JSON object with one list "pairs": install again.')
     records = tuple(
@@ -154,19 +154,6 @@ def by_drafter(repository: str) -> PairRecord | None:
 
 def _first(holds: Callable[[PairRecord], bool]) -> PairRecord | None:
     return next((record for record in registered() if holds(record)), None)
-
-
-def _read_json(path: Path) -> object:
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise CheckpointError(
-            f"The pair record {path} cannot be read ({error.strerror}): install lse-mlx again."
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"The pair record {path} is no JSON ({reason(error)}): install lse-mlx again."
-        ) from error
 
 
 def _target(fields: "_Fields") -> TargetRecord:

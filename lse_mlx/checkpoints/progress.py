@@ -20,18 +20,21 @@ class Progress(Protocol):
         ...
 
 
+CONVERTER_PHASES = ("hash-source", "quantize", "finish")
+"""Of a drafter's conversion: their lines begin as the reference engine's do."""
+
+
 class Lines:
     """Progress as lines: one for each whole percent of a phase, and its first and last."""
 
-    def __init__(self, stream: TextIO | None = None, name: str = "dflash2-convert"):
-        """stream: where lines go, standard error if None; name: what stands in their brackets."""
+    def __init__(self, stream: TextIO | None = None):
+        """stream: where lines go, standard error if None."""
         self._stream = stream
-        self._name = name
         self._began = time.monotonic()
         self._said = ("", -1)
 
     def note(self, text: str) -> None:
-        self._print(text)
+        self._print("lse-mlx", text)
 
     def advance(self, phase: str, done: int, total: int, tensor: str = "") -> None:
         percent = done * 100 // total if total else 100
@@ -40,10 +43,11 @@ class Lines:
         self._said = (phase, percent)
         line = f"phase={phase} done={done} total={total} percent={percent}"
         line += f" elapsed_s={time.monotonic() - self._began:.1f}"
-        self._print(f"{line} tensor={tensor}" if tensor else line)
+        name = "dflash2-convert" if phase in CONVERTER_PHASES else "lse-mlx"
+        self._print(name, f"{line} tensor={tensor}" if tensor else line)
 
-    def _print(self, text: str) -> None:
-        print(f"[{self._name}] {text}", file=self._stream or sys.stderr, flush=True)
+    def _print(self, name: str, text: str) -> None:
+        print(f"[{name}] {text}", file=self._stream or sys.stderr, flush=True)
 
 
 class Silent:

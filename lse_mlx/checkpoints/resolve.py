@@ -57,7 +57,7 @@ def resolve_pair(
     Raises CheckpointError when something cannot be found or is not whole.
     """
     hub = hub or Hub()
-    progress = progress or Lines(name="lse-mlx")
+    progress = progress or Lines()
     target = _find(model, "model")
     chosen = _registered_drafter(model, target, progress) if drafter == AUTO else drafter
     proposer = None if chosen is None else _find(chosen, "drafter")

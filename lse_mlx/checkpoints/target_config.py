@@ -1,10 +1,10 @@
 """What a target checkpoint's config.json says, checked before anything is built from it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from lse_mlx.errors import CheckpointError, reason
+from lse_mlx.checkpoints.json_object import read_json_object
+from lse_mlx.errors import CheckpointError
 
 SUPPORTED = ("qwen3_5", "qwen3_5_text", "qwen3")
 DIMENSIONS = ("hidden_size", "vocab_size", "num_hidden_layers")
@@ -15,19 +15,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.exists():
         raise CheckpointError(f"{folder} has no config.json: name the folder of a checkpoint.")
-    return _read_json(path)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({reason(error)}): download the checkpoint again."
-        ) from error
-    if not isinstance(held, dict):
-        raise CheckpointError(f"{path} does not hold a JSON object: download the checkpoint again.")
-    return held
+    return read_json_object(path)
 
 
 def read_stop_tokens(folder: Path) -> list[int] | None:
@@ -37,7 +25,11 @@ def read_stop_tokens(folder: Path) -> list[int] | None:
     """
     path = folder / "generation_config.json"
     config = read_config(folder)
-    for part in (_read_json(path) if path.exists() else None, config, config.get("text_config")):
+    for part in (
+        read_json_object(path) if path.exists() else None,
+        config,
+        config.get("text_config"),
+    ):
         named = part.get("eos_token_id") if isinstance(part, dict) else None
         if named is None:
             continue

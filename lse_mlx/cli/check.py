@@ -62,7 +62,7 @@ def check(
 
 
 def _inspect(model: str, drafter: str, offline: bool) -> GateReport:
-    with progress("lse-mlx") as shown_progress:
+    with progress() as shown_progress:
         pair = resolve_pair(model, drafter, Hub(offline=offline), shown_progress)
     if pair.drafter is None:
         raise RequestError(f"No drafter is registered for {model!r}: give one with --drafter.")

@@ -86,9 +86,6 @@ class Bar:
         self._stop()
 
 
-def progress(name: str = "dflash2-convert", console: Console = notes) -> Bar | ShownLines:
-    """What shows the work of one command, best in a `with` block: a bar on a terminal, else lines.
-
-    name: what stands in brackets before each line
-    """
-    return Bar(console) if console.is_terminal else ShownLines(name=name)
+def progress(console: Console = notes) -> Bar | ShownLines:
+    """What shows the work of one command, best in a `with` block: a bar on a terminal, else lines."""
+    return Bar(console) if console.is_terminal else ShownLines()

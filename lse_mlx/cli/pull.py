@@ -47,7 +47,7 @@ def pull(
         if name is None and not offline and not yes and not _agreed(hub, wanted):
             notes.print("Nothing was downloaded.")
             return
-        with progress("lse-mlx") as shown:
+        with progress() as shown:
             folders = hub.fetch_all(wanted, shown, refresh=not offline)
         for folder in folders:
             print(folder)

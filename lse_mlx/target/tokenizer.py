@@ -128,7 +128,7 @@ def load_tokenizer(folder: Path, stop_tokens: list[int] | None, vocab_size: int)
     try:
         # A bare config: by the model's own one the library would pick a class for the family and
         # split text by that family's rules instead of those in tokenizer.json.
-        as_stored = {"config": PretrainedConfig()}
+        as_stored = {"config": PretrainedConfig(), "trust_remote_code": False}
         wrapper = load_wrapper(folder, as_stored, eos_token_ids=stop_tokens)
     except (ValueError, OSError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(

@@ -67,9 +67,9 @@ Damage = Callable[[Path], object]
     [
         (lambda f: (f / "config.json").unlink(), "has no config.json"),
         (lambda f: (f / "config.json").write_bytes(b""), "config.json is empty"),
-        (lambda f: (f / "config.json").write_bytes(b"{"), "config.json is no JSON"),
-        (lambda f: (f / "config.json").write_bytes(b"\xff"), "config.json is no JSON"),
-        (lambda f: (f / "config.json").write_bytes(b"[" * 99999), "config.json is no JSON"),
+        (lambda f: (f / "config.json").write_bytes(b"{"), "config.json is not JSON"),
+        (lambda f: (f / "config.json").write_bytes(b"\xff"), "config.json is not JSON"),
+        (lambda f: (f / "config.json").write_bytes(b"[" * 99999), "config.json is not JSON"),
         (lambda f: (f / "config.json").write_bytes(b"[]"), "holds a list"),
         (lambda f: (f / "config.json").write_bytes(POINTER), "config.json is a Git LFS pointer"),
         (lambda f: (f / FIRST).unlink(), f"has no {FIRST}, which is part of it"),

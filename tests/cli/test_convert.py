@@ -52,7 +52,7 @@ def test_a_drafter_goes_where_the_first_use_looks(source):
     assert result.stdout == f"{place}\n"
     assert problems(place, source) == []
     lines = result.stderr.splitlines()
-    assert all(line.startswith("[dflash2-convert] ") for line in lines)
+    assert all(line.startswith(("[dflash2-convert] phase=", "[lse-mlx] ")) for line in lines)
     for phase in ("hash-source", "quantize", "finish"):
         steps = [line for line in lines if f"phase={phase} " in line]
         assert " done=0 " in steps[0] and " percent=0 " in steps[0]
@@ -60,7 +60,7 @@ def test_a_drafter_goes_where_the_first_use_looks(source):
     assert "tensor=a.weight" in result.stderr
     again = run(source)
     assert again.stdout == result.stdout
-    assert again.stderr == f"[dflash2-convert] using the conversion in {place}\n"
+    assert again.stderr == f"[lse-mlx] using the conversion in {place}\n"
 
 
 def test_bits_destination_and_cache_directory(source, tmp_path):
@@ -205,10 +205,12 @@ def test_phases_of_nothing_and_phases_again_are_shown():
 
 
 def test_elsewhere_lines_are_written(capsys):
-    with progress("name", Console(file=io.StringIO())) as shown:
+    with progress(Console(file=io.StringIO())) as shown:
         shown.note("a note")
         shown.advance("quantize", 1, 2, "x")
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "[name] a note"
-    assert lines[1].startswith("[name] phase=quantize done=1 total=2 percent=50 elapsed_s=")
+    assert lines[0] == "[lse-mlx] a note"
+    assert lines[1].startswith(
+        "[dflash2-convert] phase=quantize done=1 total=2 percent=50 elapsed_s="
+    )
     assert lines[1].endswith(" tensor=x")

@@ -1,6 +1,7 @@
 """The pages stay true: the paths they name exist, and their commands and examples are run."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,11 +30,21 @@ RUN_HERE = [
     f"{STORY} --no-drafter",
     f"{OCEAN} --temperature 0.7 --seed 7 --json",
     '.venv/bin/lse-mlx demo --prompt "Tell me about the moon." --max-tokens 64',
+    ".venv/bin/lse-mlx models",
+    ".venv/bin/lse-mlx check --model demo --drafter demo",
+    ".venv/bin/lse-mlx check --model demo --drafter demo --json",
+]
+RUN_ON_A_COPY = [  # of the demo drafter, in a folder of its own
+    ".venv/bin/lse-mlx convert path/to/drafter path/to/conversion",
+    ".venv/bin/lse-mlx convert path/to/drafter path/to/conversion --verify",
+    ".venv/bin/lse-mlx convert path/to/drafter path/to/other --bits 4",
 ]
 NOT_RUN = {  # the command, and why
     ".venv/bin/pip install '.[cuda13]' && "
     ".venv/bin/pip install --force-reinstall --no-deps mlx-cuda-13": "needs an NVIDIA GPU",
     ".venv/bin/python -m pytest -m gpu": "needs a GPU",
+    ".venv/bin/lse-mlx pull qwen3.8-27b": "downloads 20 GB; tests/cli/test_pull.py pulls from a hub "
+    "on this machine",
 }
 
 
@@ -47,9 +58,9 @@ def commands(page: Path) -> list[str]:
     return [line for block in blocks(page, "sh") for line in block.splitlines() if line]
 
 
-def run(command: list[str] | str, **how) -> subprocess.CompletedProcess[str]:
+def run(command: list[str] | str, cwd: Path = ROOT, **how) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False, **how
+        command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False, **how
     )
 
 
@@ -76,7 +87,7 @@ def test_every_block_says_what_it_is(page: Path) -> None:
 
 def test_every_command_is_accounted_for() -> None:
     shown = {line for page in PAGES for line in commands(page)}
-    assert shown == {*RUN_BY_CI, *RUN_HERE, *NOT_RUN}
+    assert shown == {*RUN_BY_CI, *RUN_HERE, *RUN_ON_A_COPY, *NOT_RUN}
 
 
 @pytest.mark.parametrize("command", RUN_BY_CI)
@@ -93,9 +104,20 @@ def test_setting_up_is_two_commands() -> None:
 
 @pytest.mark.parametrize("command", RUN_HERE)
 def test_command(command: str) -> None:
+    assert_it_works(command, ROOT)
+
+
+def test_commands_that_convert(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "lse_mlx" / "demo_pair" / "drafter", tmp_path / "path/to/drafter")
+    for command in RUN_ON_A_COPY:  # in the order of the page
+        assert_it_works(command, tmp_path)
+    assert {p.name for p in (tmp_path / "path/to").iterdir()} == {"drafter", "conversion", "other"}
+
+
+def assert_it_works(command: str, folder: Path) -> None:
     assert command.startswith(".venv/bin/")
     here = command.replace(".venv/bin/lse-mlx", f"'{BIN / 'lse-mlx'}'", 1)
-    done = run(here, shell=True)
+    done = run(here, shell=True, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 

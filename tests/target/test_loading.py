@@ -179,7 +179,7 @@ def test_stop_tokens_come_from_the_generation_config_first(folder: Path) -> None
     path.write_text('{"eos_token_id": [4, 6]}', "utf-8")
     assert read_stop_tokens(folder) == [4, 6]
     path.write_text("{", "utf-8")
-    with pytest.raises(CheckpointError, match=r"generation_config\.json cannot be read"):
+    with pytest.raises(CheckpointError, match=r"generation_config\.json is not JSON"):
         read_stop_tokens(folder)
 
 

@@ -3,7 +3,6 @@
 Needs NumPy and the standard library only.
 """
 
-import json
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -22,6 +21,7 @@ from lse_mlx.checkpoints.conversion.plan import (
     plan_conversion,
 )
 from lse_mlx.checkpoints.conversion.source_hashes import SourceHashes
+from lse_mlx.checkpoints.json_object import json_object_or_none
 from lse_mlx.checkpoints.origin import Origin, find_origin
 from lse_mlx.checkpoints.progress import Progress
 from lse_mlx.errors import CheckpointError
@@ -48,7 +48,7 @@ class Found:
 
 def detect(folder: Path, bits: int = 8) -> Found:
     """What the draft checkpoint in `folder` is. Reads its config and the header of its weights."""
-    config = _read_object(folder / CONFIG)
+    config = json_object_or_none(folder / CONFIG)
     if config is None or not _names_dflash2(config):
         return Found(Kind.OTHER)
     if any(config.get(name) for name in QUANTIZATION):
@@ -110,7 +110,7 @@ class DrafterConversion:
             return f"it is incomplete: {size} bytes of weights instead of {manifest.bytes}"
         if manifest.format != format_name(self.bits):
             return f"its format is {manifest.format}"
-        source = _read_object(self.source / CONFIG) or {}
+        source = json_object_or_none(self.source / CONFIG) or {}
         if config != converted_config(source, self.bits).encode():
             return "the source's config.json changed"
         return None
@@ -168,7 +168,7 @@ def verify_conversion(
 def _keeper(folder: Path, settings: CacheSettings, progress: Progress, bits: int) -> Keeper | None:
     """What keeps the conversion of `folder`, where its config and file could be a source's."""
     source = folder.resolve()
-    config = _read_object(source / CONFIG)
+    config = json_object_or_none(source / CONFIG)
     if config is None or not _names_dflash2(config) or source == demo_pair.DRAFTER.resolve():
         return None
     if any(config.get(name) for name in QUANTIZATION) or not (source / WEIGHTS).is_file():
@@ -186,12 +186,3 @@ def _places(conversion: DrafterConversion, settings: CacheSettings) -> tuple[Pat
 def _names_dflash2(config: dict[str, Any]) -> bool:
     named = config.get("architectures")
     return isinstance(named, list | str) and ARCHITECTURE in named
-
-
-def _read_object(path: Path) -> dict[str, Any] | None:
-    """The JSON object in `path`; None where there is none: its loader says so better."""
-    try:
-        held = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return held if isinstance(held, dict) else None

@@ -1,13 +1,13 @@
 """What a conversion says of itself and its source. Needs the standard library only."""
 
 import hashlib
-import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from lse_mlx.checkpoints.json_object import json_text, read_json_object
 from lse_mlx.checkpoints.progress import Progress
-from lse_mlx.errors import CheckpointError, reason
+from lse_mlx.errors import CheckpointError
 
 MANIFEST = "source-repository.json"
 REFERENCE_IMPLEMENTATION = (
@@ -61,27 +61,6 @@ class Manifest:
                     f"{'a count' if field.type is int else 'text'}: convert the checkpoint again."
                 )
         return cls(**held)
-
-
-def json_text(values: dict[str, Any]) -> str:
-    """`values` as the files of a conversion hold them: indented by two, in ASCII, one line end."""
-    return json.dumps(values, indent=2) + "\n"
-
-
-def read_json_object(path: Path, way_out: str) -> dict[str, Any]:
-    """The object in the JSON file `path`, its keys in their order.
-
-    Raises CheckpointError, which names the file and ends in `way_out`, if there is none.
-    """
-    try:
-        values = json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({error.strerror}): {way_out}.") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON ({reason(error)}): {way_out}.") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} does not hold a JSON object: {way_out}.")
-    return values
 
 
 def hash_file(path: Path, progress: Progress, phase: str) -> str:

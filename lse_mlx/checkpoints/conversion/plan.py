@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lse_mlx.checkpoints.conversion.manifest import json_text, read_json_object
+from lse_mlx.checkpoints.json_object import json_text, read_json_object
 from lse_mlx.checkpoints.safetensors_header import (
     StoredTensor,
     header_bytes,

@@ -23,11 +23,13 @@ class SourceHashes:
 
     places: the conversions of it; a stamp beside each, `<its name>.source-stat`, holds for each file
     a line `<st_dev>:<st_ino>:<size>:<mtime in ns> <hash>` of what it was when it was hashed.
+    phase: what the progress of hashing is called
     """
 
     files: tuple[Path, ...]
     places: Sequence[Path]
     progress: Progress
+    phase: str = "hash-source"
     _held: tuple[list[str], tuple[str, ...]] | None = field(default=None, init=False)
     _computed: bool = field(default=False, init=False)
 
@@ -59,7 +61,7 @@ class SourceHashes:
         stats = self.stats()
         if self._computed and self._held is not None and self._held[0] == stats:
             return self._held[1]
-        hashes = hash_files(self.files, self.progress, "hash-source")
+        hashes = hash_files(self.files, self.progress, self.phase)
         for file, value in zip(self.files, hashes, strict=True):
             if blob_name(file) not in (None, value):
                 raise CheckpointError(

@@ -74,7 +74,7 @@ def prepare_target(
     source = folder.resolve()
     conversion = TargetConversion(source, find_origin(source), bits, progress)
     places = _places(conversion, settings)
-    hashes = SourceHashes(_weights(source), places, progress)
+    hashes = SourceHashes(_weights(source), places, progress, "hash-target")
     return Keeper(conversion, places, hashes, progress).find_or_make()
 
 
@@ -90,7 +90,7 @@ def convert_target(folder: Path, destination: Path, progress: Progress, bits: in
     check_new(destination)
     source = folder.resolve()
     conversion = TargetConversion(source, find_origin(source), bits, progress)
-    hashes = SourceHashes(_weights(source), (), progress)
+    hashes = SourceHashes(_weights(source), (), progress, "hash-target")
     conversion.write(destination, conversion.source_hashes(hashes))
 
 
@@ -117,7 +117,7 @@ def verify_target(
         )
     manifest = TargetManifest.read(there)
     fault = conversion.fault(there, manifest)
-    if fault is None and hash_files(files, progress, "hash-source") != (
+    if fault is None and hash_files(files, progress, "hash-target") != (
         conversion.hashes_in(manifest)
     ):
         fault = "the source's weights are not the ones it was made of"
@@ -225,7 +225,7 @@ class TargetConversion:
         for path in written:
             if path.suffix == ".safetensors":
                 read_header(path)  # whole, whatever the library did on a full disk
-        sums = hash_files(written, self.progress, "finish")
+        sums = hash_files(written, self.progress, "hash-output")
         return TargetManifest(
             source_repository=self.origin.repository,
             source_revision=self.origin.revision,
@@ -290,9 +290,9 @@ def _compute(model: nn.Module, progress: Progress) -> None:
     """Evaluate the parameters one after the other, so that no more of the source is in memory."""
     arrays = _arrays(model)
     total, done = sum(array.nbytes for _, array in arrays), 0
-    progress.advance("quantize", 0, total)
+    progress.advance("quantize-target", 0, total)
     for name, array in arrays:
         mx.eval(array)
         mx.clear_cache()
         done += array.nbytes
-        progress.advance("quantize", done, total, name)
+        progress.advance("quantize-target", done, total, name)

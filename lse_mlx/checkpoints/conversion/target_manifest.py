@@ -4,7 +4,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lse_mlx.checkpoints.conversion.manifest import MANIFEST, json_text, read_json_object
+from lse_mlx.checkpoints.conversion.manifest import MANIFEST
+from lse_mlx.checkpoints.json_object import json_text, read_json_object
 from lse_mlx.errors import CheckpointError
 
 WAY_OUT = "convert the checkpoint again"

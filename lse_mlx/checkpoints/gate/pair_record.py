@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from lse_mlx.checkpoints.conversion.manifest import json_text
 from lse_mlx.checkpoints.drafter_kind import read_drafter_values
 from lse_mlx.checkpoints.gate.target_facts import read_target
+from lse_mlx.checkpoints.json_object import json_text
 from lse_mlx.checkpoints.origin import Origin, find_origin
 from lse_mlx.checkpoints.pairing import PairRecord
 from lse_mlx.errors import CheckpointError, reason

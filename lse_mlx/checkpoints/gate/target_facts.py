@@ -1,19 +1,18 @@
 """What a target's files say of it: its config, its tensors' headers, and its tokenizer."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lse_mlx.checkpoints.checks import NOTHING, Check, Words
+from lse_mlx.checkpoints.complete import weight_files
 from lse_mlx.checkpoints.gate.tokenizer_identity import TokenizerIdentity, read_tokenizer
 from lse_mlx.checkpoints.safetensors_header import StoredTensor, read_header
 from lse_mlx.checkpoints.target_config import check_supported, read_config
-from lse_mlx.errors import CheckpointError, reason
+from lse_mlx.errors import CheckpointError
 
 FLOATS = ("BF16", "F16", "F32")
-INDEX = "model.safetensors.index.json"
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 AFFINE = (64, 4)
 """Group size and bits that mlx-lm takes where a quantization block names none."""
@@ -120,7 +119,7 @@ def read_target(folder: Path) -> TargetFacts:
 def _read_headers(folder: Path) -> dict[str, StoredTensor]:
     """The tensors of all model*.safetensors, which is what a target is loaded from."""
     paths = sorted(folder.glob("model*.safetensors"))
-    absent = _shards(folder) - {path.name for path in paths}
+    absent = {path.name for path in weight_files(folder)} - {path.name for path in paths}
     if absent or not paths:
         raise CheckpointError(
             f"{folder} has no {min(absent, default='model*.safetensors')}: "
@@ -136,20 +135,6 @@ def _read_headers(folder: Path) -> dict[str, StoredTensor]:
             )
         tensors |= held
     return tensors
-
-
-def _shards(folder: Path) -> set[str]:
-    """The files that the index of a sharded checkpoint names; none where there is no index."""
-    path = folder / INDEX
-    if not path.exists():
-        return set()
-    try:
-        held = json.loads(path.read_bytes())["weight_map"]
-        return {str(name) for name in held.values()}
-    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{path} is no index of shards ({reason(error)}): download the checkpoint again."
-        ) from error
 
 
 def _text_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:

@@ -11,7 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lse_mlx.errors import CheckpointError, reason
+from lse_mlx.checkpoints.json_object import read_json_object
+from lse_mlx.errors import CheckpointError
 
 FILES = ("tokenizer.json", "vocab.json")
 """Either holds a vocabulary; the first that is there is read."""
@@ -86,7 +87,7 @@ def read_tokenizer(folder: Path) -> TokenizerIdentity:
         raise CheckpointError(
             f"{folder} has no tokenizer.json: download the tokenizer of this checkpoint."
         )
-    held = _read(path)
+    held = read_json_object(path)
     listed: dict[str, tuple[int, bool]] = {}
     if path.name == "tokenizer.json":
         vocabulary, listed = _vocabulary(path, held), _listed(path, held.get("added_tokens", []))
@@ -103,16 +104,6 @@ def read_tokenizer(folder: Path) -> TokenizerIdentity:
 
 def _refuse(path: Path, what: str) -> NoReturn:
     raise CheckpointError(f"{path} is no tokenizer ({what}): download the checkpoint again.")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        held = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        _refuse(path, reason(error))
-    if not isinstance(held, dict):
-        _refuse(path, "it holds no JSON object")
-    return held
 
 
 def _vocabulary(path: Path, held: dict[str, Any]) -> dict[str, int]:
@@ -145,12 +136,12 @@ def _plain(path: Path) -> dict[str, tuple[int, bool]]:
     """The tokens of an added_tokens.json, which does not say which of them are special."""
     if not path.is_file():
         return {}
-    return {token: (i, False) for token, i in _checked(path, _read(path)).items()}
+    return {token: (i, False) for token, i in _checked(path, read_json_object(path)).items()}
 
 
 def _decoder(path: Path) -> dict[str, tuple[int, bool]]:
     """The added tokens that a tokenizer_config.json lists by their ids."""
-    entries = (_read(path).get("added_tokens_decoder") or {}) if path.is_file() else {}
+    entries = (read_json_object(path).get("added_tokens_decoder") or {}) if path.is_file() else {}
     if not isinstance(entries, dict) or not all(isinstance(e, dict) for e in entries.values()):
         _refuse(path, "its added_tokens_decoder is no object of objects")
     ids = {i: int(i) if i.isdecimal() and len(i) < 10 else i for i in entries}

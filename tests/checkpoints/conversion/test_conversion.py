@@ -118,7 +118,7 @@ def test_a_manifest_that_lacks_something_is_refused(
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "cannot be read"), (b"{", "is not JSON"), (b"[]", "does not hold a JSON object")],
+    [(None, "cannot be read"), (b"{", "is not JSON"), (b"[]", "holds a list, not a JSON object")],
 )
 def test_a_manifest_that_is_none_is_refused(
     tmp_path: Path, content: bytes | None, words: str

@@ -53,7 +53,7 @@ def assert_refused(source: Path, words: str, **how: Any) -> None:
         ({"architectures": {"DFlash2DraftModel": 1}}, "architectures = "),
         ({**CONFIG, "quantization": QUANTIZATION}, "has a quantization block"),
         ({**CONFIG, "quantization_config": {"bits": 4}}, "has a quantization_config block"),
-        ("[]", "does not hold a JSON object"),
+        ("[]", "holds a list, not a JSON object"),
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
     ],

@@ -87,7 +87,7 @@ def test_it_is_what_mlx_lm_makes_of_it(tmp_path, settings, capfd, kind, dtype):
     place, said = prepare(source, settings)
     assert capfd.readouterr().out == ""
     assert place == source / "lse-q4g64"
-    assert said.phases == ["hash-source", "quantize", "write", "finish"]
+    assert said.phases == ["hash-target", "quantize-target", "write", "hash-output"]
     ends = {phase: (done, total) for phase, done, total in said.steps}
     assert all(done == total > 0 for done, total in ends.values())
 
@@ -191,7 +191,7 @@ def test_the_names_of_blobs_spare_the_hashing(source, settings):
     (source / "model.safetensors").rename(source.parent / digest)
     (source / "model.safetensors").symlink_to(source.parent / digest)
     _, said = prepare(source, settings)
-    assert said.phases == ["quantize", "write", "finish"]
+    assert said.phases == ["quantize-target", "write", "hash-output"]
     (source / "lse-q4g64.source-stat").unlink()
     assert prepare(source, settings)[1].phases == []
 
@@ -248,7 +248,7 @@ def test_what_is_no_longer_right_is_made_again(source, settings, how):
     again, said = prepare(source, settings)
     assert again == place
     assert said.mentions("discarding", SPOILED[how])
-    assert "quantize" in said.phases
+    assert "quantize-target" in said.phases
     assert verify_target(source, settings, Said()) == place
     assert prepare(source, settings)[1].phases == []
     assert unfinished(source) == []

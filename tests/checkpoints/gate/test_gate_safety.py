@@ -161,8 +161,8 @@ def test_a_drafter_without_whole_weights_is_one_sentence(demo: tuple[Path, Path]
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (b"{" + b'"a":{' * 900 + b"}" * 901, "nests objects more than 16 deep"),
-        (b'{"a":' + b"[" * 900 + b"]" * 900 + b"}", "nests objects more than 16 deep"),
+        (b"{" + b'"a":{' * 900 + b"}" * 901, "nests its values more than 100 deep"),
+        (b'{"a":' + b"[" * 900 + b"]" * 900 + b"}", "nests its values more than 100 deep"),
         (b"[" * 100_000, "is not JSON"),
         (b'{"hidden_size": ' + b"9" * 5000 + b"}", "is not JSON"),
         (b'{"architectures": ["' + b"A" * 100_000 + b'"]}', "with architectures = ['AAAA"),
