@@ -20,8 +20,10 @@ STAGES = (
     "teacher",
     "sample",
     "corpus",
+    "fresh",
     "target",
     "polish",
+    "distill",
     "rollouts",
     "drafter",
     "evaluate",
@@ -37,6 +39,20 @@ SMOKE = (  # tiny sizes: every stage in seconds
     "polish.rollout_rows_in_batch=2",
     "polish.talks=8",
     "polish.width=128",
+    "distill.rounds=2",
+    "distill.steps=2",
+    "distill.width=128",
+    "distill.rows=8",
+    "distill.renamed_rows=2",
+    "distill.own_rows=2",
+    "distill.unlearned_rows=2",
+    "distill.judged=4",
+    "distill.loop_talks=4",
+    "talk.batches=1",
+    "talk.rows=16",
+    "talk.samples=2",
+    "talk.turns=1",
+    "talk.width=256",
     "rollouts.batches=1",
     "rollouts.rows=8",
     "drafter.steps=4",
@@ -48,6 +64,7 @@ SMOKE = (  # tiny sizes: every stage in seconds
     "evaluate.loop_prompts=4",
     "evaluate.loop_passes=3",
     "evaluate.samples=2",
+    "evaluate.sets=choose_new,choose_known",
 )
 
 
@@ -58,14 +75,18 @@ class Work:
         self.folder = folder
         self.corpus = folder / "corpus"
         self.samples = folder / "samples"
+        self.fresh = folder / "fresh"
+        self.polished = folder / "polished"
         self.pair = folder / "pair"
         self.outputs = {
             "prompts": folder / "prompts.jsonl.gz",
             "teacher": folder / "teacher_index.json",
             "sample": self.samples,
             "corpus": self.corpus / "corpus_report.json",
+            "fresh": self.fresh / "choose.json",
             "target": folder / "target_float.safetensors",
-            "polish": self.pair / "target" / "model.safetensors",
+            "polish": self.polished / "model.safetensors",
+            "distill": self.pair / "target" / "model.safetensors",
             "rollouts": folder / "rollouts.npz",
             "drafter": self.pair / "drafter" / "model.safetensors",
             "evaluate": self.pair / "results.json",
@@ -140,6 +161,12 @@ class Stages:
 
         build_corpus(self.work.folder, self.work.samples)
 
+    def fresh(self) -> None:
+        from demo_pair_training.fresh import FreshSettings, write_fresh
+
+        settings = self.settings(FreshSettings(), "fresh")
+        write_fresh(self.read_corpus(), self.work.folder, self.work.fresh, settings)
+
     def target(self) -> None:
         from demo_pair_training.train_target import TargetSettings, train_target
 
@@ -151,16 +178,31 @@ class Stages:
         from demo_pair_training.polish import PolishSettings, polish
 
         settings = self.settings(PolishSettings(), "polish")
-        folder = self.work.pair / "target"
         corpus, device = self.read_corpus(), self.device()
-        polish(corpus, self.work.folder, folder, self.target_shape(), settings, device)
+        polish(corpus, self.work.folder, self.work.polished, self.target_shape(), settings, device)
+
+    def distill(self) -> None:
+        from demo_pair_training.distill import DistillSettings, distill
+        from demo_pair_training.self_talk import TalkSettings
+
+        work = self.work
+        distill(
+            self.read_corpus(),
+            work.fresh,
+            self.args.start_target or work.polished,
+            work.pair / "target",
+            work.folder / "distill_report.json",
+            self.settings(DistillSettings(), "distill"),
+            self.settings(TalkSettings(), "talk"),
+            self.device(),
+        )
 
     def rollouts(self) -> None:
         from demo_pair_training.rollouts import RolloutSettings, make_rollouts
 
         settings = self.settings(RolloutSettings(), "rollouts")
-        folder = self.work.pair / "target"
-        make_rollouts(self.read_corpus(), self.work.folder, folder, settings, self.device())
+        corpus, work, device = self.read_corpus(), self.work, self.device()
+        make_rollouts(corpus, work.fresh, work.folder, work.pair / "target", settings, device)
 
     def drafter(self) -> None:
         from demo_pair_training.drafter_model import DrafterShape
@@ -169,7 +211,15 @@ class Stages:
         settings = self.settings(DrafterSettings(), "drafter")
         shape = self.settings(DrafterShape(), "drafter_shape")
         pair, device = self.work.pair, self.device()
-        train_drafter(self.work.folder, pair / "target", pair / "drafter", shape, settings, device)
+        train_drafter(
+            self.work.folder,
+            pair / "target",
+            pair / "drafter",
+            shape,
+            settings,
+            device,
+            self.args.start_drafter,
+        )
 
     def evaluate(self) -> None:
         from demo_pair_training.evaluate import EvaluationSettings, evaluate
@@ -224,6 +274,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, to try the code")
     parser.add_argument("--set", action="append", default=[], metavar="GROUP.FIELD=VALUE")
     parser.add_argument("--device", help="cuda or cpu (default: cuda where there is one)")
+    parser.add_argument("--start-target", type=Path, help="distill: the folder to train on from")
+    parser.add_argument("--start-drafter", type=Path, help="drafter: the folder to train on from")
     parser.add_argument("--compare", type=Path, help="evaluate: another target, for its text loss")
     parser.add_argument("--to", type=Path, help="export: where to copy the pair")
     args = parser.parse_args(arguments)

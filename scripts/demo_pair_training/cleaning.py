@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from enum import StrEnum
+from functools import cache
 
 MIN_CHARS = 40
 """Shorter replies teach little."""
@@ -87,6 +88,7 @@ def cut_after_sentence(text: str) -> str:
     return ""
 
 
+@cache
 def keyword_pattern(keyword: str) -> re.Pattern[str]:
     """What counts as a mention: the keyword, its other number, or another form of its stem.
 

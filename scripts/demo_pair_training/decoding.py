@@ -38,10 +38,12 @@ class Rollouts:
     """Conversations ``tokens [rows, T]`` (uint16 range) and what each position is.
 
     ``turn [rows, T]`` is 0 in prompts and padding and i in the i-th reply, its end token included.
+    ``nats [rows, T]``, where it was asked for, is -log p of each token at temperature 1.
     """
 
     tokens: Tensor
     turn: Tensor
+    nats: Tensor | None = None
 
     def first_reply(self) -> tuple[Tensor, Tensor]:
         """Start and end (exclusive) ``[rows]`` of the first reply."""
@@ -137,12 +139,15 @@ def _step(w: Working, state: _State, tokens: Tensor, rope: tuple, t: int) -> Ten
 
 
 @torch.no_grad()
-def roll_out(w: Working, talks: Conversations, temperature: Tensor, total: int) -> Rollouts:
+def roll_out(
+    w: Working, talks: Conversations, temperature: Tensor, total: int, *, with_nats: bool = False
+) -> Rollouts:
     """Hold all conversations up to ``total`` tokens; ``temperature [rows]``, 0 is greedy."""
     device, (rows, turns, _) = w.head.device, talks.tokens.shape
     row = torch.arange(rows, device=device)
     tokens = torch.full((rows, total), END, device=device, dtype=torch.int64)
     turn = torch.zeros(rows, total, device=device, dtype=torch.int8)
+    nats = torch.zeros(rows, total, device=device) if with_nats else None
     tokens[:, 0] = talks.tokens[:, 0, 0]
     current = torch.zeros(rows, device=device, dtype=torch.int64)  # the turn being held
     forced = torch.ones_like(current)  # prompt tokens already given in this turn
@@ -160,13 +165,15 @@ def roll_out(w: Working, talks: Conversations, temperature: Tensor, total: int) 
         given = talks.tokens[row, held, forced.clamp_max(talks.tokens.shape[2] - 1)]
         token = torch.where(replying, sampled, torch.where(over, END, given))
         tokens[:, t + 1] = token
+        if nats is not None:
+            nats[:, t + 1] = logits.logsumexp(-1) - logits.gather(1, token[:, None])[:, 0]
         turn[:, t + 1] = torch.where(replying, current + 1, 0).to(torch.int8)
         ended = replying & (token == END)
         current = current + ended
         forced = torch.where(ended, 0, forced + 1)
         if t % 32 == 31 and bool((current >= turns).all()):
             break
-    return Rollouts(tokens, turn)
+    return Rollouts(tokens, turn, nats)
 
 
 def repeated_fourgrams(tokens: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:

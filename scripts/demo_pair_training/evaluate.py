@@ -21,8 +21,10 @@ from .decoding import Conversations, Rollouts, distinct_share, roll_out
 from .delta_rule import full_precision_products
 from .drafter_model import DrafterWorking
 from .export import load_drafter, load_target
+from .fresh import read_choose
 from .polish import LOOP_FREE
 from .prompts import known_prompts
+from .self_talk import PromptList
 from .speculative import agreeing_proposals, draft_and_verify, greedy_passes
 from .target_model import Working, forward
 from .tokenizer import opening
@@ -41,6 +43,7 @@ class EvaluationSettings:
     loop_prompts: int = 256
     loop_passes: int = 80
     samples: int = 6
+    sets: str = "new_words,known_words"
     seed: int = 5
 
 
@@ -191,6 +194,22 @@ class PromptSet:
         lengths = torch.from_numpy(lengths.astype(np.int64)).to(device)
         return cls(fresh, Prompts(tokens, lengths, [corpus.newline]))
 
+    @classmethod
+    def choose_new(cls, corpus: Corpus, count: int, device: torch.device) -> "PromptSet":
+        """New words for choosing between settings, apart from the reported ones."""
+        return cls._choose(corpus, "new", count, device)
+
+    @classmethod
+    def choose_known(cls, corpus: Corpus, count: int, device: torch.device) -> "PromptSet":
+        """New combinations for choosing between settings, apart from the reported ones."""
+        return cls._choose(corpus, "known", count, device)
+
+    @classmethod
+    def _choose(cls, corpus: Corpus, which: str, count: int, device: torch.device) -> "PromptSet":
+        entries = read_choose(corpus.folder.parent / "fresh")[which][:count]
+        made = PromptList.build(entries, corpus.tokenizer, corpus.newline, device)
+        return cls([asdict(p) for p in entries], made.rows)
+
     def __len__(self) -> int:
         return len(self.entries)
 
@@ -294,9 +313,9 @@ def evaluate(
         w = load_target(target_folder, device).working(torch.float32)
         drafter = drafter_folder and load_drafter(drafter_folder, device).working(torch.float32)
         results = target_figures(corpus, w, other, s)
-        for build in (PromptSet.new_words, PromptSet.known_words):
-            prompts = build(corpus, s.prompts, device)
-            results[build.__name__] = set_figures(corpus, w, drafter, prompts, s)
+        for name in s.sets.split(","):
+            prompts = getattr(PromptSet, name)(corpus, s.prompts, device)
+            results[name] = set_figures(corpus, w, drafter, prompts, s)
             _write(out, results)
     return results
 

@@ -11,6 +11,8 @@ import torch
 from .data import Corpus
 from .decoding import Rollouts, roll_out
 from .export import load_target
+from .fresh import read_fresh
+from .self_talk import PromptList
 from .train_target import compute_dtype
 
 
@@ -18,12 +20,13 @@ from .train_target import compute_dtype
 class RolloutSettings:
     """``batches`` of ``rows`` conversations of up to ``turns`` turns and ``width`` tokens."""
 
-    batches: int = 3
+    batches: int = 7
     rows: int = 8192
     turns: int = 4
     width: int = 512
-    temperature: float = 0.7  # of every second row; the others are greedy
-    seconds: float = 90.0  # no further batch is begun when the next one would pass this
+    greedy_share: float = 0.6
+    temperature: float = 0.7  # of the other rows
+    seconds: float = 110.0  # no further batch is begun when the next one would pass this
     seed: int = 3
 
 
@@ -42,15 +45,20 @@ def load_rollouts(path: Path, device: torch.device) -> Rollouts:
 
 
 def make_rollouts(
-    corpus: Corpus, work: Path, folder: Path, s: RolloutSettings, device: torch.device
+    corpus: Corpus,
+    fresh: Path,
+    work: Path,
+    folder: Path,
+    s: RolloutSettings,
+    device: torch.device,
 ) -> None:
     """Write ``rollouts.npz`` into ``work``; ``folder`` is the exported target."""
     torch.manual_seed(s.seed)
     generator = torch.Generator(device).manual_seed(s.seed)
     w = load_target(folder, device).working(compute_dtype(device))
-    prompts = corpus.prompts("train", device)
-    temperature = torch.zeros(s.rows, device=device)
-    temperature[1::2] = s.temperature
+    prompts = PromptList.build(read_fresh(fresh), corpus.tokenizer, corpus.newline, device).rows
+    temperature = torch.full((s.rows,), s.temperature, device=device)
+    temperature[: round(s.rows * s.greedy_share)] = 0
     parts, start = [], time.perf_counter()
     for number in range(s.batches):
         spent = time.perf_counter() - start

@@ -6,7 +6,7 @@ reply and the seven tokens after it; the labels are the target's full distributi
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from . import drafter_model
 from .data import batches
 from .decoding import Rollouts
 from .drafter_model import DrafterModel, DrafterShape
-from .export import export_drafter, load_target
+from .export import export_drafter, load_drafter, load_target
 from .loops import Schedule, faster_step, run
 from .optimizers import PairOptimizer
 from .rollouts import load_rollouts
@@ -31,7 +31,7 @@ from .train_target import compute_dtype
 class DrafterSettings:
     """Sizes and time of the drafter's training."""
 
-    seconds: float = 325.0
+    seconds: float = 620.0
     steps: int = 10**9
     segments: int = 64
     segment_length: int = 256
@@ -190,6 +190,15 @@ def make_loss(
     return build
 
 
+def start_from(model: DrafterModel, folder: Path) -> None:
+    """Take over an exported drafter; layers that it lacks keep their fresh parameters."""
+    other = load_drafter(folder, torch.device("cpu"))
+    wanted = replace(model.shape, layers=other.shape.layers)
+    if other.shape != wanted:
+        raise ValueError(f"the drafter in {folder} has other sizes than the one to train")
+    model.load_state_dict(other.state_dict(), strict=False)
+
+
 def train_drafter(
     work: Path,
     target_folder: Path,
@@ -197,8 +206,12 @@ def train_drafter(
     shape: DrafterShape,
     s: DrafterSettings,
     device: torch.device,
+    start: Path | None = None,
 ) -> None:
-    """Train on ``rollouts.npz`` of ``work`` and export the drafter into ``folder``."""
+    """Train on ``rollouts.npz`` of ``work`` and export the drafter into ``folder``.
+
+    ``start`` is the folder of a drafter to train on from, which may have fewer layers.
+    """
     torch.manual_seed(s.seed)
     target = load_target(target_folder, device).working(compute_dtype(device))
     talks = load_rollouts(work / "rollouts.npz", device)
@@ -207,7 +220,10 @@ def train_drafter(
     feed = SegmentFeed(talks, made, s, shape)
     buffers = feed.buffers()
     feed.load(buffers)
-    model = DrafterModel(shape).to(device)
+    model = DrafterModel(shape)
+    if start is not None:
+        start_from(model, start)
+    model.to(device)
     optimizer = PairOptimizer(model, model.matrices(), model.decayed(), weight_decay=s.weight_decay)
     step, notes = faster_step(make_loss(model, target, buffers, s), optimizer, s.compile_mode)
     print("step", notes, flush=True)

@@ -1,6 +1,7 @@
 """The demo pair's training code against definitions, mlx and mlx-lm."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from demo_pair_training import (  # noqa: E402
     quantization,
     speculative,
     target_model,
+    train_drafter,
 )
 from demo_pair_training.data import Chats, pack_rows  # noqa: E402
 from demo_pair_training.drafter_model import DrafterModel, DrafterShape  # noqa: E402
@@ -150,6 +152,20 @@ def test_exported_target_gives_the_same_logits_in_mlx_lm(tmp_path):
     np.testing.assert_allclose(logits, expected.numpy(), rtol=2e-3, atol=2e-3)
 
 
+def test_silencing_halves_the_start_mark_alone(tmp_path):
+    model = scattered(TargetModel(TARGET))
+    export.export_target(model, tmp_path, tmp_path / "before")
+    export.silence(model)
+    export.export_target(model, tmp_path, tmp_path / "after")
+    before, after = (
+        export.load_target(tmp_path / name, torch.device("cpu")).head
+        for name in ("before", "after")
+    )
+    assert torch.equal(after[export.START], before[export.START] / 2)
+    rest = torch.arange(len(before)) != export.START
+    assert torch.equal(after[rest], before[rest])
+
+
 def test_decoding_equals_the_forward_pass():
     w = scattered(TargetModel(TARGET)).working(torch.float32)
     prompts = torch.randint(4, TARGET.vocabulary, (3, 2, 9))
@@ -161,6 +177,17 @@ def test_decoding_equals_the_forward_pass():
     assert torch.equal(best[:, :-1][reply], out.tokens[:, 1:][reply])
     assert torch.equal(out.tokens[0, :5], prompts[0, 0, :5])
     assert (out.turn[0, :5] == 0).all() and out.turn[0, 5] == 1
+
+
+def test_decoding_tells_how_likely_each_token_was():
+    w = scattered(TargetModel(TARGET)).working(torch.float32)
+    talks = decoding.Conversations(torch.randint(4, 128, (3, 1, 9)), torch.tensor([[5], [9], [7]]))
+    out = decoding.roll_out(w, talks, torch.tensor([0.0, 0.7, 1.5]), 64, with_nats=True)
+    logits = w.logits(target_model.forward(w, out.tokens)[0])[:, :-1]
+    expected = -logits.log_softmax(-1).gather(2, out.tokens[:, 1:, None])[..., 0]
+    said = out.turn[:, 1:] > 0
+    assert said.any()
+    torch.testing.assert_close(out.nats[:, 1:][said], expected[said], rtol=1e-3, atol=1e-3)
 
 
 def test_decoding_continues_with_the_next_prompt():
@@ -289,6 +316,19 @@ def test_exported_drafter_loads_again(tmp_path):
     assert again.shape == DRAFTER
     for a, b in zip(again.parameters(), model.parameters(), strict=True):
         assert torch.equal(a, b.detach().bfloat16().float())
+
+
+def test_a_drafter_is_trained_on_from_one_with_fewer_layers(tmp_path):
+    export.export_drafter(scattered(DrafterModel(DRAFTER)), tmp_path)
+    model = DrafterModel(replace(DRAFTER, layers=3))
+    fresh = model.layers[2]["gate_proj"].detach().clone()
+    train_drafter.start_from(model, tmp_path)
+    other = export.load_drafter(tmp_path, torch.device("cpu"))
+    assert torch.equal(model.fc, other.fc)
+    assert torch.equal(model.layers[1]["q_proj"], other.layers[1]["q_proj"])
+    assert torch.equal(model.layers[2]["gate_proj"], fresh)
+    with pytest.raises(ValueError, match="other sizes"):
+        train_drafter.start_from(DrafterModel(replace(DRAFTER, window=9)), tmp_path)
 
 
 def test_greedy_draft_and_verify_equals_plain_decoding():
