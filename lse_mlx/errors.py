@@ -29,3 +29,11 @@ def reason(error: Exception) -> str:
     text = " ".join(str(error).split())
     first = re.split(r"(?<=[.?!]) ", text)[0].rstrip(".:") or type(error).__name__
     return textwrap.shorten(first, 200, placeholder=" ...")
+
+
+def printable(text: str) -> str:
+    """`text` on one line and without what a terminal obeys or a stream refuses.
+
+    For what a file or the hub says, a name above all, wherever a person reads it.
+    """
+    return text if text.isprintable() else repr(text)[1:-1]

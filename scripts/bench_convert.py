@@ -32,9 +32,11 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from lse_mlx.checkpoints.conversion.convert import convert, plan_conversion  # noqa: E402
-from lse_mlx.checkpoints.conversion.first_use import CacheSettings, prepare_drafter  # noqa: E402
-from lse_mlx.checkpoints.conversion.manifest import CHUNK_BYTES  # noqa: E402
+from lse_mlx.checkpoints.conversion.convert import convert  # noqa: E402
+from lse_mlx.checkpoints.conversion.first_use import prepare_drafter  # noqa: E402
+from lse_mlx.checkpoints.conversion.places import CacheSettings  # noqa: E402
+from lse_mlx.checkpoints.conversion.plan import plan_conversion  # noqa: E402
+from lse_mlx.checkpoints.hashing import CHUNK_BYTES  # noqa: E402
 from lse_mlx.checkpoints.progress import Silent  # noqa: E402
 from lse_mlx.checkpoints.safetensors_header import StoredTensor, header_bytes  # noqa: E402
 
@@ -237,6 +239,12 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="where to work; needs 8 GB at scale 1")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
+    if not 0 < options.scale <= 1:
+        parser.error(f"--scale {options.scale:g} is no share: give more than 0 and at most 1")
+    if options.repeat < 1:
+        parser.error(f"--repeat {options.repeat} measures nothing: give 1 or more")
+    if options.folder is not None and not os.path.isdir(options.folder):
+        parser.error(f"--folder {options.folder} is no folder: make it, or name another")
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         figures = measure(Path(folder).resolve(), options.scale, options.repeat)
     if options.json:

@@ -22,16 +22,18 @@ ROOT = Path(__file__).resolve().parents[1]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     options = _parser().parse_args(arguments)
+    if sys.stdout is None:
+        return _fail("Standard output is closed: give the script somewhere to write.")
     sys.path.insert(0, str(ROOT))
     try:
         from lse_mlx.checkpoints.conversion.convert import convert
         from lse_mlx.checkpoints.conversion.plan import plan_conversion
         from lse_mlx.errors import CheckpointError
     except ImportError as error:
-        return _fail(f"{error.name or error} cannot be imported: install NumPy 2.4 or newer.")
+        return _fail(f"{error.name or 'numpy'} cannot be imported: install NumPy 2.4 or newer.")
 
     try:
-        plan = plan_conversion(options.source.resolve())
+        plan = plan_conversion(options.source)
         manifest = convert(
             options.source,
             options.destination,
@@ -39,16 +41,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.source_revision,
             progress=_Matrices({t.name: t.source.shape for t in plan.tensors}),
         )
-        print(manifest.text(), end="", flush=True)
     except CheckpointError as error:
         return _fail(str(error))
     except KeyboardInterrupt:
         print("Interrupted; nothing was left behind.", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # Nobody reads on; without this Python would complain about it again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _fail("Standard output was closed: let it be read to the end and convert again.")
+    except _OutputLost as error:
+        return _fail(f"{error}: see that it can be written and convert again.")
+    try:
+        _say(manifest.text(), end="")
+    except _OutputLost as error:
+        return _fail(f"{error}, but {options.destination} is complete.")
     return 0
 
 
@@ -61,6 +64,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--source-repository", required=True, help="for the manifest: org/name")
     parser.add_argument("--source-revision", required=True, help="for the manifest: the commit")
     return parser
+
+
+class _OutputLost(Exception):
+    """Standard output took no more; no OSError, for those are about the files of the conversion."""
+
+
+def _say(text: str, end: str = "\n") -> None:
+    try:
+        print(text, end=end, flush=True)
+    except OSError as error:
+        # Without this Python would try, and complain, once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise _OutputLost(f"Standard output failed ({error.strerror})") from error
 
 
 class _Matrices:
@@ -77,7 +93,7 @@ class _Matrices:
         if tensor not in ("", self._said):
             self._said = tensor
             rows, columns = self._shapes[tensor]
-            print(f"{tensor}: {rows} x {columns}", flush=True)
+            _say(f"{tensor}: {rows} x {columns}")
 
 
 def _fail(sentence: str) -> int:

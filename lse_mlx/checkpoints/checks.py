@@ -1,14 +1,17 @@
 """One field compared: what a drafter says, what it is held to, and how that reads in a sentence."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
 
+from lse_mlx.errors import printable
+
 Kind = Literal["contract", "revision"]
 """A contract is never waived; a revision may be, where the user says so."""
 
-MOST_SPELLED_OUT = 10
+MOST_SPELLED_OUT = 5
 """Mismatches that one sentence names; it counts the others."""
 LONGEST_VALUE = 160
 
@@ -57,17 +60,30 @@ class Check:
 
     def clause(self) -> str:
         """The comparison as part of a sentence, worded for one that does not hold."""
-        name = printable(self.field)
+        name = shown(Words(self.field))
         has = f"no {name}" if self.drafter is NOTHING else f"{name} = {shown(self.drafter)}"
         return f"{has}, but {self.says} {shown(self.target)}"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; `drafter` or `target` is left out where that side has no such field."""
+        """For JSON: the value of either side as `drafter` and `target`, left out where that side has
+        no such field; what is no JSON value (words, an infinite number) as `drafter_text` instead."""
         said = {"field": self.field, "kind": self.kind, "holds": self.holds, "says": self.says}
         for side, value in (("drafter", self.drafter), ("target", self.target)):
-            if value is not NOTHING:
+            if _is_json(value):
                 said[side] = value
+            elif value is not NOTHING:
+                said[f"{side}_text"] = str(value)
         return said
+
+
+def _is_json(value: object) -> bool:
+    if isinstance(value, Words | Nothing):
+        return False
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return False
+    return True
 
 
 def same(one: object, other: object) -> bool:
@@ -86,11 +102,6 @@ def shown(value: object) -> str:
     text = str(value) if isinstance(value, Words) else repr(value)
     text = printable(text)
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 4]} ..."
-
-
-def printable(text: str) -> str:
-    """`text` on one line and without what a terminal obeys or a stream refuses."""
-    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def clauses(checks: Sequence[Check]) -> str:

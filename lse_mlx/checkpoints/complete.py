@@ -1,6 +1,9 @@
 """Whether a folder holds a whole checkpoint. Reads names, sizes, JSON and headers, never weights."""
 
+import os
 import re
+from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,11 +28,11 @@ def check_complete(folder: Path, *, tokenizer: bool = False) -> None:
     of an index, or every numbered shard) whose headers fill their files to the byte. With
     `tokenizer`, also the files of one; a drafter has none, so none is asked of it.
     """
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise CheckpointError(f"{folder} is not a folder: name the folder of a checkpoint.")
     config = _read_object(folder / "config.json", "no config.json: name the folder of a checkpoint")
     headers = {path.name: _header(path) for path in weight_files(folder)}
-    if (folder / INDEX).exists():
+    if os.path.exists(folder / INDEX):
         _check_index(folder, headers)
     if tokenizer and "DFlash2DraftModel" not in str(config.get("architectures")):
         _check_tokenizer(folder)
@@ -40,12 +43,12 @@ def weight_files(folder: Path) -> list[Path]:
 
     Raises CheckpointError if there are none, or if a shard's name is missing from a numbered set.
     """
-    if (folder / INDEX).exists():
+    if os.path.exists(folder / INDEX):
         names = sorted(set(_weight_map(folder).values()))
         # A loader takes every file of this name, also one that the index does not know.
-        extra = {path.name for path in folder.glob("model*.safetensors")} - set(names)
+        extra = {*safetensors_names(folder)} - {*names}
         return [folder / name for name in (*names, *sorted(extra))]
-    found = sorted(path.name for path in folder.glob("model*.safetensors"))
+    found = safetensors_names(folder)
     if not found:
         _refuse_without_weights(folder)
     numbered = [match for name in found if (match := _SHARD.fullmatch(name))]
@@ -53,6 +56,25 @@ def weight_files(folder: Path) -> list[Path]:
     for total in {match[2] for match in numbered}:
         wanted |= {f"model-{i:05}-of-{total}.safetensors" for i in range(1, int(total) + 1)}
     return [folder / name for name in sorted(wanted)]
+
+
+def safetensors_names(folder: Path) -> list[str]:
+    """Names of what mlx-lm loads as weights from `folder`, in order; raises as `file_names`."""
+    return [name for name in _names(folder) if fnmatchcase(name, "model*.safetensors")]
+
+
+def file_names(folder: Path) -> list[str]:
+    """Names of all files in `folder`, in order. Raises CheckpointError where it cannot be listed."""
+    return [name for name in _names(folder) if os.path.isfile(folder / name)]
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} cannot be listed ({error.strerror}): make it readable, or name another folder."
+        ) from error
 
 
 def is_lfs_pointer(path: Path) -> bool:
@@ -87,8 +109,11 @@ def _check_file(path: Path, missing: str) -> None:
 
 def _interrupted(path: Path) -> bool:
     """Whether a download tool left a part of `path` (or of any file, where parts have no names)."""
-    parts = path.parent / ".cache" / "huggingface" / "download"
-    return any(path.parent.glob("*.incomplete")) or any(parts.glob("*.incomplete"))
+    for folder in (path.parent, path.parent / ".cache" / "huggingface" / "download"):
+        with suppress(OSError):
+            if any(name.endswith(".incomplete") for name in os.listdir(folder)):
+                return True
+    return False
 
 
 def _read_object(path: Path, missing: str) -> dict[str, Any]:
@@ -126,7 +151,7 @@ def _check_index(folder: Path, headers: dict[str, SafetensorsHeader]) -> None:
 
 def _check_tokenizer(folder: Path) -> None:
     for names in TOKENIZERS:
-        if any((folder / name).exists() or (folder / name).is_symlink() for name in names):
+        if any(os.path.lexists(folder / name) for name in names):
             for name in names:
                 _check_file(folder / name, f"no {name}: download the checkpoint again")
             return
@@ -136,7 +161,7 @@ def _check_tokenizer(folder: Path) -> None:
 
 
 def _refuse_without_weights(folder: Path) -> NoReturn:
-    foreign = sorted(path.name for path in folder.iterdir() if path.suffix in FOREIGN)
+    foreign = [name for name in _names(folder) if name.endswith(FOREIGN)]
     if foreign:
         raise CheckpointError(
             f"{folder} holds its weights as {foreign[0]}, and such files can run code or are of "

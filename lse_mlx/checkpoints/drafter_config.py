@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lse_mlx.checkpoints.checks import NOTHING, Check, Words, clauses, same
-from lse_mlx.checkpoints.drafter_kind import ARCHITECTURE, read_drafter_values
+from lse_mlx.checkpoints.drafter_kind import ARCHITECTURE, is_dflash2, read_drafter_values
 from lse_mlx.errors import CheckpointError
 
 LARGEST_BLOCK = 8
@@ -35,6 +35,8 @@ NEUTRAL: tuple[tuple[str, object], ...] = (
     ("dflash_config.output_multiplier", 1),
     ("dflash_config.final_logit_softcapping", 0),
 )
+# Fields that may also stand where older configs have them, at the root.
+MOVED = (("rope_parameters", "rope_theta"), ("dflash_config", "block_size"))
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 """What config.json calls a type of floats, and what a safetensors header calls it."""
 
@@ -103,7 +105,7 @@ class DFlash2Config:
         """Read `folder`/config.json.
 
         Raises CheckpointError if it is missing, is not JSON, or describes a drafter that this
-        package does not run; the message names every such field and the value found.
+        package does not run; the message names such fields and the values found.
         """
         return cls.parse(read_drafter_values(folder))
 
@@ -145,6 +147,28 @@ def look_up(values: dict[str, Any], name: str) -> object:
     return value
 
 
+def in_place(values: dict[str, Any]) -> dict[str, Any]:
+    """`values` with every field of MOVED, and `architectures`, where and as configs have them today.
+
+    A field that has another value in either place stays in both.
+    """
+    values = dict(values)
+    if values.get("architectures") == ARCHITECTURE:
+        values["architectures"] = [ARCHITECTURE]
+    for part, name in MOVED:
+        root, inner = values.get(name), values.get(part)
+        inner = {} if inner is None else inner
+        if root is None or not isinstance(inner, dict):
+            continue
+        if inner.get(name) is None:
+            # What older configs say of a rope of another kind is in `rope_scaling`.
+            plain = {"rope_type": "default"} if name == "rope_theta" and not inner else {}
+            values[part] = {**plain, **inner, name: root}
+        if same(values[part][name], root):
+            del values[name]
+    return values
+
+
 def target_checks(values: dict[str, Any], target: TargetDimensions) -> list[Check]:
     """What binds the drafter of the config.json `values` to its target, compared with `target`."""
     checks = [
@@ -169,8 +193,13 @@ def inspect_config(values: dict[str, Any]) -> tuple[DFlash2Config | None, list[C
 
     The config is None where a rule does not hold.
     """
+    values = in_place(values)
     fields = _Fields(values)
     _check_kind(fields)
+    for part, name in MOVED:
+        if fields.optional(name) is not None:
+            inner = fields.optional(f"{part}.{name}")
+            fields.check(name, inner is None, f"{inner!r}, as {part}.{name} has it")
     config = DFlash2Config(
         hidden_size=fields.count("hidden_size"),
         vocab_size=fields.count("vocab_size"),
@@ -218,11 +247,15 @@ class _Fields:
         return None if value is NOTHING else value
 
     def check(self, name: str, holds: bool, needed: str) -> bool:
-        """Leave a check of `name`; returns its verdict."""
+        """Leave a check of `name` that has `needed` in words; returns its verdict."""
+        self.check_value(name, holds, Words(needed))
+        return holds
+
+    def check_value(self, name: str, holds: bool, needed: object) -> None:
+        """Leave a check of `name` that has the value `needed`."""
         value = self.optional(name)
         found = NOTHING if value is None else value
-        self.checks.append(Check(name, found, Words(needed), holds, NEEDS))
-        return holds
+        self.checks.append(Check(name, found, needed, holds, NEEDS))
 
     def rule(self, names: tuple[str, ...], holds: bool, needed: str) -> None:
         """A rule about several fields, where they are sound; the first one is what breaks it."""
@@ -251,10 +284,9 @@ class _Fields:
 
 def _check_kind(fields: _Fields) -> None:
     named = fields.optional("architectures")
-    is_dflash2 = isinstance(named, list) and ARCHITECTURE in named
-    fields.check("architectures", is_dflash2, str([ARCHITECTURE]))
+    fields.check_value("architectures", is_dflash2(named), [ARCHITECTURE])
     for name, only in NEEDED:
-        fields.check(name, same(fields.optional(name), only), f"{only!r}, and nothing else")
+        fields.check_value(name, same(fields.optional(name), only), only)
     for name, neutral in NEUTRAL:
         value = fields.optional(name)
         holds = value is None or same(value, neutral)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from lse_mlx.checkpoints.checks import shown
+from lse_mlx.checkpoints.checks import Words, shown
 from lse_mlx.checkpoints.json_object import read_json_object
 from lse_mlx.checkpoints.safetensors_header import read_header
 from lse_mlx.errors import CheckpointError
@@ -26,7 +26,7 @@ def read_drafter_values(folder: Path) -> dict[str, Any]:
         )
     values = read_json_object(path)
     named = values.get("architectures")
-    if not isinstance(named, list) or ARCHITECTURE not in named:
+    if not is_dflash2(named):
         raise CheckpointError(
             f"{folder} is no DFlash2 drafter but {_other_kind(folder, values)}, with architectures "
             f"= {shown(named)}: pass the {ARCHITECTURE} that was made for this target."
@@ -34,10 +34,15 @@ def read_drafter_values(folder: Path) -> dict[str, Any]:
     return values
 
 
+def is_dflash2(architectures: object) -> bool:
+    """Whether the `architectures` of a config.json, a list or the one name, are a DFlash2 drafter."""
+    return ARCHITECTURE in (architectures if isinstance(architectures, list) else [architectures])
+
+
 def _without_config(folder: Path) -> str:
     if not folder.is_dir():
         return "no folder"
-    names = sorted(path.name for path in folder.iterdir())
+    names = [shown(Words(name)) for name in sorted(path.name for path in folder.iterdir())]
     if not names:
         return "an empty folder"
     if _is_mtp_head(folder):

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lse_mlx.checkpoints.regular_file import open_regular
 from lse_mlx.errors import CheckpointError, reason
 
 DOWNLOAD_AGAIN = "download the checkpoint again"
@@ -20,7 +21,8 @@ def read_json_object(path: Path, way_out: str = DOWNLOAD_AGAIN) -> dict[str, Any
     Raises CheckpointError, which names the file and ends in `way_out`, if there is none.
     """
     try:
-        held = json.loads(path.read_bytes())
+        with open_regular(path) as file:
+            held = json.loads(file.read().decode("utf-8"))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror}): {way_out}.") from error
     except (ValueError, RecursionError) as error:

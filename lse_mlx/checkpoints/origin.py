@@ -29,14 +29,15 @@ class Origin:
 def find_origin(folder: Path) -> Origin:
     """The origin of the checkpoint in `folder`, from the first of these that says both:
 
-    source-repository.json of a conversion (the origin of what was converted), the path of a Hugging
-    Face snapshot (`models--org--name/snapshots/revision`), hf-origin.json beside the weights. Else
-    the repository is the folder's name and the revision "unknown". Raises nothing.
+    the path of a Hugging Face snapshot (`models--org--name/snapshots/revision`), which no file in a
+    download can change; source-repository.json of a conversion (the origin of what was converted);
+    hf-origin.json beside the weights. Else the repository is the folder's name and the revision
+    "unknown". Raises nothing.
     """
     folder = folder.resolve()
     return (
-        _stated(folder / MANIFEST, "source_repository", "source_revision")
-        or _of_snapshot(folder)
+        _of_snapshot(folder)
+        or _stated(folder / MANIFEST, "source_repository", "source_revision")
         or _stated(folder / NOTE, "repository", "revision")
         or Origin(folder.name, UNKNOWN, known=False)
     )

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lse_mlx import demo_pair
+from lse_mlx.checkpoints.checks import Words, shown
 from lse_mlx.checkpoints.json_object import read_json_object
 from lse_mlx.errors import CheckpointError
 
 PAIRS = Path(__file__).with_name("pairs.json")
 DEMO_PAIR = demo_pair.TARGET.parent / "pair.json"
+REINSTALL = "install lse-mlx again"
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -74,10 +76,10 @@ class PairRecord:
     drafter: DrafterRecord
 
     @classmethod
-    def parse(cls, values: object, where: str = "pair record") -> "PairRecord":
+    def parse(cls, values: object, where: str = "The pair record") -> "PairRecord":
         """The record in parsed JSON.
 
-        `where` names it in errors. Raises CheckpointError for a field that is missing, unknown,
+        `where` begins the errors about it. Raises CheckpointError for a field that is missing, unknown,
         of the wrong kind, or that contradicts another.
         """
         top = _Fields(values, where, "")
@@ -92,9 +94,12 @@ class PairRecord:
         return record
 
     @classmethod
-    def read(cls, path: Path) -> "PairRecord":
-        """The record that the file `path` holds; raises CheckpointError as `parse` does."""
-        return cls.parse(read_json_object(path, "install lse-mlx again"), str(path))
+    def read(cls, path: Path, way_out: str = REINSTALL) -> "PairRecord":
+        """The record that the file `path` holds; raises CheckpointError as `parse` does.
+
+        way_out: what to do about a file that is no JSON object
+        """
+        return cls.parse(read_json_object(path, way_out), str(path))
 
     def fits(self, target_name: str) -> bool:
         """Whether a pattern covers `target_name`: a repository, or a folder's name."""
@@ -119,7 +124,7 @@ def read_pairs(path: Path) -> tuple[PairRecord, ...]:
 
     Raises CheckpointError for a malformed one, and for two of one name.
     """
-    held = read_json_object(path, "install lse-mlx again")
+    held = read_json_object(path, REINSTALL)
     if not isinstance(held, dict) or set(held) != {"pairs"} or not isinstance(held["pairs"], list):
         raise CheckpointError(f'{path} is no JSON object with one list "pairs": install again.')
     records = tuple(
@@ -194,13 +199,13 @@ def _check_agreement(record: PairRecord, where: str) -> None:
     ):
         if of_drafter in config and config[of_drafter] != value:
             raise CheckpointError(
-                f"The {where} gives drafter.config.{of_drafter} as {config[of_drafter]!r}, but "
+                f"{where} gives drafter.config.{of_drafter} as {shown(config[of_drafter])}, but "
                 f"target.{of_target} as {value}: make them one."
             )
     for side, held in (("target", record.target), ("drafter", record.drafter)):
         if (held.repository is None) != (held.revision is None):
             raise CheckpointError(
-                f"The {where} gives only one of {side}.repository and {side}.revision: "
+                f"{where} gives only one of {side}.repository and {side}.revision: "
                 "give both or neither."
             )
 
@@ -212,7 +217,7 @@ class _Fields:
         self._where, self._path = where, path
         if not isinstance(values, dict):
             label = path.rstrip(".") or "itself"
-            raise CheckpointError(f"The {where} gives {label} as {values!r}: give a JSON object.")
+            raise CheckpointError(f"{where} gives {label} as {shown(values)}: give a JSON object.")
         self._values: dict[str, Any] = dict(values)
 
     def take(self, name: str) -> object:
@@ -256,12 +261,12 @@ class _Fields:
         if self._values:
             name = min(self._values)
             raise CheckpointError(
-                f"The {self._where} has an unknown field {self._path}{name}: remove it."
+                f"{self._where} has an unknown field {shown(Words(self._path + name))}: remove it."
             )
 
     def _refuse(self, name: str, value: object, wanted: str) -> NoReturn:
         raise CheckpointError(
-            f"The {self._where} gives {self._path}{name} as {value!r}: give {wanted}."
+            f"{self._where} gives {self._path}{name} as {shown(value)}: give {wanted}."
         )
 
 

@@ -4,6 +4,8 @@ import sys
 import time
 from typing import Protocol, TextIO
 
+from lse_mlx.errors import printable
+
 
 class Progress(Protocol):
     """Whoever shows the work: lines in a log, a bar on a terminal, nothing in a test."""
@@ -47,7 +49,8 @@ class Lines:
         self._print(name, f"{line} tensor={tensor}" if tensor else line)
 
     def _print(self, name: str, text: str) -> None:
-        print(f"[{name}] {text}", file=self._stream or sys.stderr, flush=True)
+        # Names of tensors and files come from a checkpoint.
+        print(f"[{name}] {printable(text)}", file=self._stream or sys.stderr, flush=True)
 
 
 class Silent:

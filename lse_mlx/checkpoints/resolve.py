@@ -1,12 +1,17 @@
 """From what a user names to folders on disk."""
 
+import os
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lse_mlx import demo_pair
 from lse_mlx.checkpoints.complete import check_complete
-from lse_mlx.checkpoints.hub.hub import Hub, Wanted, conversion_room
+from lse_mlx.checkpoints.drafter_config import DFlash2Config
+from lse_mlx.checkpoints.gate.tokenizer_identity import has_tokenizer, read_tokenizer
+from lse_mlx.checkpoints.hub.cache import Wanted
+from lse_mlx.checkpoints.hub.hub import Hub
 from lse_mlx.checkpoints.origin import find_origin
 from lse_mlx.checkpoints.pairing import (
     DrafterRecord,
@@ -18,26 +23,33 @@ from lse_mlx.checkpoints.pairing import (
     registered,
 )
 from lse_mlx.checkpoints.progress import Lines, Progress
-from lse_mlx.checkpoints.target_config import DIMENSIONS, read_config
+from lse_mlx.checkpoints.target_config import DIMENSIONS, check_supported, read_config
 from lse_mlx.errors import CheckpointError, reason
 
 DEMO = "demo"
 AUTO = "auto"
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-_REVISION = re.compile(r"[A-Za-z0-9][\w./-]*", re.ASCII)
+# It becomes part of a path in the cache, which ".." would lead out of and where a part has 255 bytes
+# at most; Git has no such names either.
+_REVISION = re.compile(r"(?!.*\.\.)(?=.{1,200}$)[A-Za-z0-9][\w.-]*(/\w[\w.-]*)*", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Folders of a target and, if there is one, its drafter.
-
-    packaged: the drafter is the demo's in the package, which is loaded as it is stored
-    """
+    """Folders of a target and, if there is one, its drafter."""
 
     target: Path
     drafter: Path | None
-    packaged: bool = False
+
+
+@dataclass(frozen=True)
+class _Dimensions:
+    """Of a target, by its config.json."""
+
+    hidden_size: int
+    vocab_size: int
+    layer_count: int
 
 
 def resolve_pair(
@@ -54,7 +66,8 @@ def resolve_pair(
     there is none; None is no drafter
     progress: told of downloads and of a drafter that was chosen; lines on standard error if None
 
-    Raises CheckpointError when something cannot be found or is not whole.
+    Raises CheckpointError when something cannot be found or is not whole, and before any weights
+    are downloaded when the drafter's config.json does not fit the target's.
     """
     hub = hub or Hub()
     progress = progress or Lines()
@@ -63,33 +76,30 @@ def resolve_pair(
     proposer = None if chosen is None else _find(chosen, "drafter")
     # Both together, so that there is room for both before the first byte comes.
     wanted = [one for one in (target, proposer) if isinstance(one, Wanted)]
-    fetched = dict(zip(wanted, hub.fetch_all(wanted, progress), strict=True))
-    folder = fetched[target] if isinstance(target, Wanted) else target
-    beside = fetched[proposer] if isinstance(proposer, Wanted) else proposer
-    packaged = beside is not None and beside.resolve() == demo_pair.DRAFTER.resolve()
-    return Pair(folder, beside, packaged)
+
+    def folders(fetched: Sequence[Path]) -> tuple[Path, Path | None]:
+        found = dict(zip(wanted, fetched, strict=True))
+        return (
+            found[target] if isinstance(target, Wanted) else target,
+            found[proposer] if isinstance(proposer, Wanted) else proposer,
+        )
+
+    folder, beside = folders(
+        hub.fetch_all(
+            wanted, progress, before_weights=lambda fetched: _check_configs(*folders(fetched))
+        )
+    )
+    return Pair(folder, beside)
 
 
 def wanted_target(record: PairRecord) -> Wanted:
     """The published target of a pair. Raises CheckpointError where none is known."""
-    if record.target.repository is None:
-        raise CheckpointError(
-            f"The pair {record.name!r} names no build of its target that could be downloaded: "
-            "give the model as a folder or a repository (org/name)."
-        )
-    return Wanted(record.target.repository, record.target.revision, tokenizer=True)
+    return _wanted(record, record.target, "build of its target", "model")
 
 
 def wanted_drafter(record: PairRecord) -> Wanted:
-    """The published drafter of a pair, with room for its conversion."""
-    if record.drafter.repository is None:
-        raise CheckpointError(
-            f"The pair {record.name!r} names no drafter that could be downloaded: "
-            "give the drafter as a folder or a repository (org/name)."
-        )
-    return Wanted(
-        record.drafter.repository, record.drafter.revision, room=record.drafter.q8_bytes or 0
-    )
+    """The published drafter of a pair, with room for its conversion; raises as `wanted_target`."""
+    return _wanted(record, record.drafter, "drafter", "drafter")
 
 
 def parse_repository(name: str) -> Wanted | None:
@@ -100,25 +110,50 @@ def parse_repository(name: str) -> Wanted | None:
     repository, _, revision = name.partition("@")
     if not _REPOSITORY.fullmatch(repository) or ("@" in name and not _REVISION.fullmatch(revision)):
         return None
-    record = _published(repository)
-    if record is not None and record.repository is not None:
-        repository = record.repository
-        revision = revision or record.revision or ""
+    known = _published(repository)
+    if known is None:
+        return Wanted(repository, revision or None)
+    if revision in ("", known.revision):
+        return known
+    return replace(known, revision=revision, pull_name=None)
+
+
+def _published(repository: str) -> Wanted | None:
+    """The registered target or drafter in `repository`, whatever its case, or None."""
+    if found := by_drafter(repository):
+        return wanted_drafter(found)
+    for record in registered():
+        if (record.target.repository or "").lower() == repository.lower():
+            return wanted_target(record)
+    return None
+
+
+def _wanted(record: PairRecord, part: TargetRecord | DrafterRecord, kind: str, role: str) -> Wanted:
+    if part.repository is None:
+        raise CheckpointError(
+            f"The pair {record.name!r} names no {kind} that could be downloaded: "
+            f"give the {role} as a folder or a repository (org/name)."
+        )
     return Wanted(
-        repository,
-        revision or None,
-        tokenizer=isinstance(record, TargetRecord),
-        room=conversion_room(repository),
+        part.repository,
+        part.revision,
+        tokenizer=role == "model",
+        room=(part.q8_bytes or 0) if isinstance(part, DrafterRecord) else 0,
+        # Only a pair with both parts on the hub can be pulled by its name.
+        pull_name=record.name if record.target.repository else None,
     )
 
 
-def _published(repository: str) -> TargetRecord | DrafterRecord | None:
-    if found := by_drafter(repository):
-        return found.drafter
-    for record in registered():
-        if (record.target.repository or "").lower() == repository.lower():
-            return record.target
-    return None
+def _check_configs(target: Path, drafter: Path | None) -> None:
+    """Raise CheckpointError for a pair that its two config.json already tell apart.
+
+    The gate compares everything once all is there; this spares a download that it would refuse.
+    """
+    if drafter is not None:
+        text = check_supported(read_config(target), target)
+        DFlash2Config.read(drafter).check_target(
+            _Dimensions(text["hidden_size"], text["vocab_size"], text["num_hidden_layers"])
+        )
 
 
 def _registered_drafter(model: str | Path, target: Path | Wanted, progress: Progress) -> str | None:
@@ -128,6 +163,9 @@ def _registered_drafter(model: str | Path, target: Path | Wanted, progress: Prog
     named = by_name(model) if isinstance(model, str) else None
     if named is not None:
         return named.name
+    if isinstance(target, Path) and _is_demo(target):
+        progress.note(f"Drafter for {target}: that of the demo pair, as it is the demo's target.")
+        return DEMO
     name = target.repository if isinstance(target, Wanted) else find_origin(target).repository
     record = by_target_name(name)
     if record is None or record.name == DEMO:  # a folder that happens to be called so
@@ -137,6 +175,16 @@ def _registered_drafter(model: str | Path, target: Path | Wanted, progress: Prog
         return None
     progress.note(f"Drafter for {name}: {wanted_drafter(record)}, registered for it.")
     return record.name
+
+
+def _is_demo(folder: Path) -> bool:
+    """Whether a target is the demo's or has its tokenizer and dimensions, as a copy has."""
+    if folder.resolve() == demo_pair.TARGET.resolve():
+        return True
+    demo = by_name(DEMO)
+    if demo is None or _other_geometry(folder, demo.target) or not has_tokenizer(folder):
+        return False
+    return read_tokenizer(folder).sha256 == demo.target.tokenizer_sha256
 
 
 def _other_geometry(folder: Path, record: TargetRecord) -> str | None:
@@ -178,12 +226,12 @@ def _find(name: str | Path, role: str) -> Path | Wanted:
             f"The {role} {str(name)!r} does not exist: "
             f"give a folder, a Hugging Face repository (org/name), or {_names()}."
         )
-    return Wanted(wanted.repository, wanted.revision, role == "model", wanted.room)
+    return replace(wanted, tokenizer=role == "model")
 
 
 def _checked_folder(path: Path, role: str) -> Path:
     snapshots = path / "snapshots"
-    if snapshots.is_dir() and not (path / "config.json").exists():
+    if os.path.isdir(snapshots) and not os.path.exists(path / "config.json"):
         repository = path.name.removeprefix("models--").replace("--", "/")
         raise CheckpointError(
             f"The {role} {str(path)!r} is a repository's folder in the Hugging Face cache: "

@@ -6,11 +6,13 @@ Needs the standard library only. The format: <https://github.com/huggingface/saf
 import json
 import os
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
+from reprlib import repr as in_short
 from typing import Any, NoReturn
 
-from lse_mlx.errors import CheckpointError, reason
+from lse_mlx.checkpoints.checks import Words, shown
+from lse_mlx.checkpoints.regular_file import open_regular
+from lse_mlx.errors import CheckpointError, printable, reason
 
 LARGEST_HEADER = 100_000_000
 """Bytes of JSON; the format's own limit."""
@@ -74,7 +76,7 @@ def read_header(path: Path) -> SafetensorsHeader:
     overlaps, each of a known type and of as many bytes as its shape asks for.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file_size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if file_size < 8 or length > file_size - 8:
@@ -87,7 +89,7 @@ def read_header(path: Path) -> SafetensorsHeader:
             f"{path} cannot be read ({error.strerror}): name the folder of a whole checkpoint."
         ) from error
     try:
-        entries = json.loads(text)
+        entries = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         _refuse(path, f"has a header that is no JSON ({reason(error)})")
     if not isinstance(entries, dict):
@@ -111,25 +113,34 @@ def header_bytes(tensors: dict[str, StoredTensor]) -> bytes:
 
 def _refuse(path: Path, what: str) -> NoReturn:
     raise CheckpointError(
-        f"{path} is damaged (it {what}): download or convert the checkpoint again."
+        f"{printable(str(path))} is damaged (it {what}): download or convert the checkpoint again."
     )
 
 
+def _named(name: str) -> str:
+    """A tensor's name in a sentence, whatever the file has in its place."""
+    return shown(Words(name))
+
+
 def _tensor(path: Path, name: str, entry: Any) -> StoredTensor:
+    said = f"its tensor {_named(name)}"
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        _refuse(path, f"does not give dtype, shape and data_offsets of its tensor {name}")
+        _refuse(path, f"does not give dtype, shape and data_offsets of {said}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-        _refuse(path, f"gives its tensor {name} the type {dtype!r}, which is not known")
+        _refuse(path, f"gives {said} the type {in_short(dtype)}, which is not known")
     if not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
-        _refuse(path, f"gives its tensor {name} the shape {shape} at {offsets}, which is no place")
+        place = f"{in_short(shape)} at {in_short(offsets)}"
+        _refuse(path, f"gives {said} the shape {place}, which is no place")
     begin, end = offsets
-    size = prod(shape) * DTYPE_BYTES[dtype]
-    if size >= 1 << 63:  # more digits than Python may want to print
-        _refuse(path, f"gives its tensor {name} the shape {shape}, which no file can hold")
+    size = DTYPE_BYTES[dtype]
+    for axis in shape:
+        size *= axis
+        if size >= 1 << 63:  # at once: the product of many axes takes as long as it has digits
+            _refuse(path, f"gives {said} the shape {in_short(shape)}, which no file can hold")
     if end - begin != size:
         _refuse(
-            path, f"gives its tensor {name} the bytes {begin} to {end}, but {dtype} {shape} "
+            path, f"gives {said} the bytes {begin} to {end}, but {dtype} {in_short(shape)} "
             f"are {size} bytes",
         )  # fmt: skip
     return StoredTensor(dtype, tuple(shape), begin, end)
@@ -144,8 +155,8 @@ def _check_layout(path: Path, tensors: dict[str, StoredTensor], payload: int) ->
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin != place:
             fault = "overlaps" if tensor.begin < place else "leaves a gap after"
-            _refuse(path, f"has a tensor {name} that {fault} {before}")
-        place, before = tensor.end, name
+            _refuse(path, f"has a tensor {_named(name)} that {fault} {before}")
+        place, before = tensor.end, _named(name)
     if place != payload:
         kind = "is cut short" if place > payload else "is too long"
         _refuse(path, f"{kind}: its tensors take {place} bytes, but {payload} follow the header")

@@ -1,5 +1,6 @@
 """What a target checkpoint's config.json says, checked before anything is built from it."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ DIMENSIONS = ("hidden_size", "vocab_size", "num_hidden_layers")
 def read_config(folder: Path) -> dict[str, Any]:
     """The checkpoint's config.json as a dict. Raises CheckpointError when it cannot be read."""
     path = folder / "config.json"
-    if not path.exists():
+    if not os.path.exists(path):
         raise CheckpointError(f"{folder} has no config.json: name the folder of a checkpoint.")
     return read_json_object(path)
 
@@ -26,7 +27,7 @@ def read_stop_tokens(folder: Path) -> list[int] | None:
     path = folder / "generation_config.json"
     config = read_config(folder)
     for part in (
-        read_json_object(path) if path.exists() else None,
+        read_json_object(path) if os.path.exists(path) else None,
         config,
         config.get("text_config"),
     ):

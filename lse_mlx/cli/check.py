@@ -9,16 +9,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lse_mlx.checkpoints.checks import Check, Words, printable, shown
+from lse_mlx.checkpoints.checks import Check, Words, shown
 from lse_mlx.checkpoints.drafter_config import NEEDS
 from lse_mlx.checkpoints.gate.gate import GateReport, inspect_pair
 from lse_mlx.checkpoints.gate.known_pair import THE_RECORD
 from lse_mlx.checkpoints.hub.hub import Hub
 from lse_mlx.checkpoints.resolve import AUTO, resolve_pair
 from lse_mlx.cli.common import one_sentence_errors
-from lse_mlx.cli.pair import AllowRevisionMismatch, Offline
+from lse_mlx.cli.pair import AllowRevisionMismatch
 from lse_mlx.cli.progress import progress
-from lse_mlx.errors import CheckpointError, RequestError
+from lse_mlx.errors import CheckpointError, printable
 
 REFUSED = 2
 """Exit status where the drafter may not load, whatever the reason."""
@@ -36,7 +36,6 @@ def check(
             metavar="DRAFTER",
         ),
     ] = AUTO,
-    offline: Offline = False,
     allow_revision_mismatch: AllowRevisionMismatch = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of a table.")
@@ -44,11 +43,12 @@ def check(
 ) -> None:
     """Say whether a drafter belongs to a target, field by field, without loading either.
 
+    Nothing is downloaded: what is not on this machine, `lse-mlx pull` brings.
     Exit status 0: it does. 2: it does not, or there is nothing that can be compared.
     """
     with one_sentence_errors():
         try:
-            report = _inspect(model, drafter, offline)
+            report = _inspect(model, drafter)
         except CheckpointError as error:
             if as_json:
                 print(json.dumps({"accepted": False, "error": str(error)}))
@@ -61,16 +61,17 @@ def check(
             _refuse(report.refusal(allow_revision_mismatch))
 
 
-def _inspect(model: str, drafter: str, offline: bool) -> GateReport:
+def _inspect(model: str, drafter: str) -> GateReport:
+    # Headers are read, so weights are not worth a download of gigabytes.
     with progress() as shown_progress:
-        pair = resolve_pair(model, drafter, Hub(offline=offline), shown_progress)
+        pair = resolve_pair(model, drafter, Hub(offline=True), shown_progress)
     if pair.drafter is None:
-        raise RequestError(f"No drafter is registered for {model!r}: give one with --drafter.")
+        raise CheckpointError(f"No drafter is registered for {model!r}: give one with --drafter.")
     return inspect_pair(pair.target, pair.drafter)
 
 
 def _refuse(sentence: str) -> NoReturn:
-    print(f"error: {sentence}", file=sys.stderr)
+    print(f"error: {printable(sentence)}", file=sys.stderr)
     raise typer.Exit(REFUSED)
 
 
@@ -83,7 +84,7 @@ def _show(report: GateReport, allow_revision_mismatch: bool) -> None:
     console = Console(highlight=False, markup=False)
     console.print(table)
     for note in report.notes:
-        console.print(note)
+        console.print(printable(note))
     if report.accepts(allow_revision_mismatch):
         console.print("The drafter belongs to this target.")
 

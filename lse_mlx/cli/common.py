@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from lse_mlx.checkpoints.resolve import DEMO
-from lse_mlx.errors import CheckpointError, LseError, RequestError, reason
+from lse_mlx.errors import CheckpointError, LseError, RequestError, printable, reason
 
 notes = Console(stderr=True, highlight=False, soft_wrap=True)
 """Where notes about the work go; what was asked for goes to standard output."""
@@ -44,7 +44,7 @@ def one_sentence_errors() -> Iterator[None]:
     except BrokenPipeError:
         raise  # the reader had enough: the command line's library ends quietly
     except LseError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         raise typer.Exit(2 if isinstance(error, CheckpointError) else 1) from error
     except OSError as error:
         print(f"error: The output cannot be written ({reason(error)}).", file=sys.stderr)

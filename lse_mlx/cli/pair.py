@@ -31,7 +31,6 @@ def open_pair(
 
     yes: convert a target in bf16 without asking; otherwise only a terminal is asked
     """
-    can_ask = sys.stdin.isatty() and sys.stderr.isatty()
     with progress() as shown:
         return prepare_pair(
             model,
@@ -40,9 +39,15 @@ def open_pair(
             settings=CacheSettings.from_environment(os.environ),
             progress=shown,
             allow_revision_mismatch=allow_revision_mismatch,
-            quantize_target=yes or (_ask if can_ask else False),
+            quantize_target=yes or (ask if can_ask() else False),
         )
 
 
-def _ask(question: str) -> bool:
+def can_ask() -> bool:
+    """Whether somebody is there to answer a question."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def ask(question: str) -> bool:
+    """The answer to a question of one line on stderr; Enter is a yes."""
     return typer.confirm(question, default=True, err=True)

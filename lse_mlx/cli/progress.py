@@ -1,5 +1,6 @@
 """How long work on files shows on the command line."""
 
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 
 from rich.console import Console
@@ -13,23 +14,8 @@ from rich.progress import (
 )
 from rich.progress import Progress as RichProgress
 
-from lse_mlx.checkpoints.progress import Lines
+from lse_mlx.checkpoints.progress import Lines, Progress
 from lse_mlx.cli.common import notes
-
-
-class ShownLines(Lines):
-    """Lines in a log; entered and left as a bar is."""
-
-    def __enter__(self) -> "ShownLines":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        pass
 
 
 class Bar:
@@ -86,6 +72,6 @@ class Bar:
         self._stop()
 
 
-def progress(console: Console = notes) -> Bar | ShownLines:
-    """What shows the work of one command, best in a `with` block: a bar on a terminal, else lines."""
-    return Bar(console) if console.is_terminal else ShownLines()
+def progress(console: Console = notes) -> AbstractContextManager[Progress]:
+    """What shows the work of one command inside a `with` block: a bar on a terminal, else lines."""
+    return Bar(console) if console.is_terminal else nullcontext(Lines())

@@ -1,19 +1,21 @@
 """`lse-mlx pull`: bring a pair, or one repository, whole into the cache."""
 
+import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lse_mlx.checkpoints.disk import human
-from lse_mlx.checkpoints.hub.hub import Hub, Wanted
-from lse_mlx.checkpoints.pairing import PairRecord, by_name, registered
+from lse_mlx.checkpoints.hub.cache import Wanted
+from lse_mlx.checkpoints.hub.hub import Hub
+from lse_mlx.checkpoints.pairing import by_name, registered
 from lse_mlx.checkpoints.resolve import DEMO, parse_repository, wanted_drafter, wanted_target
 from lse_mlx.cli.common import notes, one_sentence_errors
+from lse_mlx.cli.pair import ask
 from lse_mlx.cli.progress import progress
-from lse_mlx.errors import RequestError
+from lse_mlx.errors import CheckpointError, RequestError
 
 
 def pull(
@@ -24,10 +26,6 @@ def pull(
             "org/name@revision). Without it the first pair of that list.",
             metavar="NAME",
         ),
-    ] = None,
-    revision: Annotated[
-        str | None,
-        typer.Option(help="Commit, branch or tag of a repository.", metavar="REVISION"),
     ] = None,
     drafter_only: Annotated[
         bool, typer.Option("--drafter-only", help="Of a pair, only its drafter.")
@@ -42,7 +40,7 @@ def pull(
         if name is not None and name.lower() == DEMO:
             notes.print("The demo pair is in the package: there is nothing to download.")
             return
-        wanted = choose(name, revision, drafter_only)
+        wanted = choose(name, drafter_only)
         hub = Hub(offline=offline)
         if name is None and not offline and not yes and not _agreed(hub, wanted):
             notes.print("Nothing was downloaded.")
@@ -53,39 +51,32 @@ def pull(
             print(folder)
 
 
-def choose(name: str | None, revision: str | None, drafter_only: bool) -> list[Wanted]:
-    """What to fetch for a NAME. Raises RequestError for what is no name of something on the hub."""
+def choose(name: str | None, drafter_only: bool) -> list[Wanted]:
+    """What to fetch for a NAME.
+
+    Raises CheckpointError for what is no name of something on the hub, and RequestError where
+    --drafter-only is not for it.
+    """
     record = registered()[0] if name is None else by_name(name)
     if record is not None:
-        return _of_pair(record, revision, drafter_only)
+        drafter = wanted_drafter(record)
+        if not drafter_only and record.target.repository is None:
+            raise CheckpointError(
+                f"The pair {record.name!r} names no build of its target that could be downloaded: "
+                "give --drafter-only for its drafter, or pull a build of the target as org/name."
+            )
+        return [drafter] if drafter_only else [wanted_target(record), drafter]
     if drafter_only:
         raise RequestError(
             f"--drafter-only is for a pair, and {name!r} is none: see `lse-mlx models`."
         )
     wanted = parse_repository(name or "")
     if wanted is None:
-        kind = "a folder here" if name and Path(name).is_dir() else "no pair and no repository"
-        raise RequestError(
+        kind = "a folder here" if name and os.path.isdir(name) else "no pair and no repository"
+        raise CheckpointError(
             f"{name!r} is {kind}: give a pair of `lse-mlx models`, or org/name on the hub."
         )
-    if revision is None:
-        return [wanted]
-    if "@" in (name or ""):
-        raise RequestError(f"{name} and --revision {revision} both give a revision: give one.")
-    return [Wanted(wanted.repository, revision, wanted.tokenizer, wanted.room)]
-
-
-def _of_pair(record: PairRecord, revision: str | None, drafter_only: bool) -> list[Wanted]:
-    if revision is not None:
-        raise RequestError(
-            f"The revisions of the pair {record.name!r} are fixed: "
-            "give --revision with a repository (org/name)."
-        )
-    return (
-        [wanted_drafter(record)]
-        if drafter_only
-        else [wanted_target(record), wanted_drafter(record)]
-    )
+    return [wanted]
 
 
 def _agreed(hub: Hub, wanted: Sequence[Wanted]) -> bool:
@@ -94,10 +85,10 @@ def _agreed(hub: Hub, wanted: Sequence[Wanted]) -> bool:
     if not size:
         return True
     names = " and ".join(str(one) for one in wanted)
+    place = hub.cache.folder
     notes.print(
-        f"{names}: {human(size)} to download to {hub.cache}, "
-        f"which has {human(hub.free(hub.cache))} free."
+        f"{names}: {human(size)} to download to {place}, which has {human(hub.free(place))} free."
     )
     if not sys.stdin.isatty():
         raise RequestError("Nobody can be asked here: give --yes, or name what to download.")
-    return typer.confirm("Download?", default=True, err=True)
+    return ask("Download?")

@@ -1,5 +1,6 @@
 """What tests of checkpoints share: small sources, places, a small disk."""
 
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,20 @@ import pytest
 
 from lse_mlx.checkpoints.conversion.places import CacheSettings
 from tests.checkpoints.conversion.dflash2_sources import write_source
+
+
+@pytest.fixture
+def no_waiting() -> Iterator[None]:
+    """A test that waits for what never comes, as a pipe that nobody writes to, fails."""
+
+    def ring(*_: object) -> None:
+        raise AssertionError("waited in vain")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """JSON objects in files: read, or refused in one sentence whatever the file holds."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from lse_mlx.checkpoints.json_object import (
     json_text,
     read_json_object,
 )
+from lse_mlx.checkpoints.safetensors_header import read_header
 from lse_mlx.errors import CheckpointError
 
 
@@ -35,7 +37,18 @@ def test_what_is_nested_is_read_up_to_the_limit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b"3", b"null", b"[" * 100_000, b"\xff\xfe\x00", b'{"a": 1' + b"0" * 5000],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"3",
+        b"null",
+        b"[" * 100_000,
+        b"\xff\xfe\x00",
+        b'{"a": 1' + b"0" * 5000,
+        b"\xef\xbb\xbf{}",
+        "{}".encode("utf-16"),
+    ],
 )
 def test_what_is_no_object_is_one_sentence(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.json"
@@ -54,6 +67,16 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         assert json_object_or_none(path) is None
         with pytest.raises(CheckpointError, match="cannot be read"):
             read_json_object(path)
+
+
+@pytest.mark.parametrize("read", [read_json_object, read_header])
+def test_what_is_no_regular_file_is_not_waited_for(
+    tmp_path: Path, read: Callable[[Path], object]
+) -> None:
+    path = tmp_path / "x"
+    path.symlink_to("/dev/zero")
+    with pytest.raises(CheckpointError, match=r"x cannot be read \(not a regular file\)"):
+        read(path)
 
 
 def test_text_is_indented_ascii() -> None:

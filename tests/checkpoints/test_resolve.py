@@ -1,6 +1,8 @@
 """From names to folders: found, or one sentence."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +69,32 @@ def cached_pair(cache: Path) -> Pair:
 
 
 def test_the_demo_comes_with_its_drafter_and_a_folder_alone(tmp_path: Path) -> None:
-    assert resolve_pair("demo") == Pair(demo_pair.TARGET, demo_pair.DRAFTER, packaged=True)
+    assert resolve_pair("demo") == Pair(demo_pair.TARGET, demo_pair.DRAFTER)
     assert resolve_pair("demo", None) == Pair(demo_pair.TARGET, None)
     folder = write(tmp_path / "x")
     assert resolve_pair(folder) == Pair(folder, None)
-    assert resolve_pair(str(folder), "demo") == Pair(folder, demo_pair.DRAFTER, packaged=True)
-    assert resolve_pair(demo_pair.TARGET, demo_pair.DRAFTER).packaged
+    assert resolve_pair(str(folder), "demo") == Pair(folder, demo_pair.DRAFTER)
     assert resolve_pair(folder, write(tmp_path / "drafter")) == Pair(folder, tmp_path / "drafter")
+
+
+def test_the_demos_target_by_its_path_gets_the_demos_drafter(tmp_path: Path) -> None:
+    notes = Notes()
+    pair = Pair(demo_pair.TARGET, demo_pair.DRAFTER)
+    assert resolve_pair(demo_pair.TARGET, progress=notes) == pair
+    copy = tmp_path / "copy"
+    shutil.copytree(demo_pair.TARGET, copy)
+    assert resolve_pair(copy, progress=notes) == replace(pair, target=copy)
+    assert notes.said == [
+        f"Drafter for {target}: that of the demo pair, as it is the demo's target."
+        for target in (demo_pair.TARGET, copy)
+    ]
+    assert resolve_pair(copy, None, progress=notes).drafter is None
+    tokenizer = copy / "tokenizer.json"
+    held = json.loads(tokenizer.read_bytes())
+    held["added_tokens"][0]["content"] = "another"
+    tokenizer.write_text(json.dumps(held), "utf-8")
+    assert resolve_pair(copy, progress=notes) == Pair(copy, None)
+    assert len(notes.said) == 2
 
 
 def test_a_folder_called_demo_does_not_hide_the_demo(
@@ -100,6 +121,11 @@ def test_a_folder_called_demo_does_not_hide_the_demo(
         "a" * 300,
         "org/no-such-model@",
         "org/name@../x",
+        "org/name@a/../../../x",
+        "org/name@a..b",
+        "org/name@a//b",
+        "org/name@a/.",
+        "org/name@" + "a" * 201,
         "org/na me",
         "@main",
         "nul\0",
@@ -225,5 +251,11 @@ def test_repositories_are_parsed(cache: Path) -> None:
     assert drafter.revision == revision_of("drafter")
     other = parse_repository(f"{DRAFTER}@main")
     assert other is not None and other.revision == "main"
+    assert other.room == drafter.room
+    # What `pull` brings by the pair's name is the recorded revision and no other.
+    assert drafter.pull == "lse-mlx pull qwen3.8-27b"
+    assert other.pull == f"lse-mlx pull {DRAFTER}@main"
+    target = parse_repository(TARGET.upper())
+    assert target is not None and (target.repository, target.tokenizer) == (TARGET, True)
     kept = snapshot(cache, "org/name", "2" * 40)
     assert resolve_pair(f"org/name@{'2' * 40}", None, Hub(cache_dir=cache)).target == kept

@@ -57,6 +57,8 @@ def test_scalars_and_empty_tensors_have_their_place(tmp_path: Path) -> None:
     [
         pytest.param({"a": A, "b": B}, 31, "is cut short", id="truncated"),
         pytest.param({"a": A, "b": B}, 0, "is cut short", id="header only"),
+        pytest.param(json.dumps({"a": A}).encode("utf-16-le"), 12, "no JSON", id="UTF-16"),
+        pytest.param(b"\xef\xbb\xbf" + json.dumps({"a": A}).encode(), 12, "no JSON", id="BOM"),
         pytest.param({"a": A, "b": B}, 33, "is too long", id="a byte more"),
         pytest.param({}, 1, "is too long", id="bytes of no tensor"),
         pytest.param(
@@ -104,6 +106,23 @@ def test_what_is_refused(tmp_path: Path, header: Any, payload: int, words: str) 
 def test_unhashable_types_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path, {"a": entry(["BF16"], [6], 0, 12)}, 12)
     with pytest.raises(CheckpointError, match="which is not known"):
+        read_header(path)
+
+
+@pytest.mark.parametrize("axes", [[1 << 62] * 40_000, [3] * 400_000, [1] * 400_000])
+def test_a_shape_of_very_many_axes_is_refused_in_a_few_words(
+    tmp_path: Path, axes: list[int]
+) -> None:
+    path = write(tmp_path, {"a": entry("U8", axes, 0, 9)}, 9)
+    with pytest.raises(CheckpointError, match=r"no file can|are 1 bytes") as caught:
+        read_header(path)
+    assert len(str(caught.value)) < 500 + len(str(path))
+
+
+def test_axes_that_hold_nothing_count_too(tmp_path: Path) -> None:
+    """The product of all is 0, but no reader gets there without leaving 64 bits."""
+    path = write(tmp_path, {"a": entry("U8", [1 << 62, 1 << 62, 0], 0, 0)}, 0)
+    with pytest.raises(CheckpointError, match="which no file can hold"):
         read_header(path)
 
 

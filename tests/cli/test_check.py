@@ -1,7 +1,11 @@
 """`lse-mlx check`: a table or one JSON object, and an exit status that a script can use."""
 
+import itertools
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,8 @@ from tests.checkpoints.gate.sparse_checkpoints import (
     write_json,
     write_sparse,
 )
+from tests.checkpoints.hub.fake_hub import FakeHub, checkpoint, serving
+from tests.tiny_models import save_checkpoint, save_tokenizer
 
 SIDES = ("--model", "demo", "--drafter")
 
@@ -96,6 +102,16 @@ def test_a_refusal_shows_both_sides_in_the_table(drafter: Path) -> None:
     assert "belongs to this target" not in result.stdout
 
 
+def test_json_holds_no_numbers_that_json_has_not(drafter: Path) -> None:
+    def refuse(number: str) -> None:
+        raise AssertionError(f"{number} is no JSON")
+
+    change(drafter, rms_norm_eps=float("nan"), extra=[float("-inf")])
+    said = json.loads(run(*SIDES, str(drafter), "--json").stdout, parse_constant=refuse)
+    found = {one["field"]: one for one in said["mismatches"]}
+    assert found["extra"]["drafter_text"] == "[-inf]"
+
+
 def test_a_refusal_in_json(drafter: Path) -> None:
     change(drafter, vocab_size=ROWS + 8, rms_norm_eps=0.5)
     result = run(*SIDES, str(drafter), "--json")
@@ -132,12 +148,12 @@ def test_what_is_no_drafter_is_one_sentence(
     tmp_path: Path, kind: str, as_json: tuple[str, ...]
 ) -> None:
     folder = tmp_path / "found"
+    named = {"dflash1": "DFlashDraftModel", "mtp": "Qwen3_5MTP", "qwen": "Qwen3ForCausalLM"}
     if kind != "missing":
         folder.mkdir()
     if kind in ("dflash1", "mtp", "qwen"):
         shutil.copy(demo_pair.DRAFTER / "config.json", folder)
         write_sparse(folder / "model.safetensors", {"mtp.fc.weight": ("BF16", [4, 4])})
-        named = {"dflash1": "DFlashDraftModel", "mtp": "Qwen3_5MTP", "qwen": "Qwen3ForCausalLM"}
         change(folder, architectures=[named[kind]])
     result = run(*SIDES, str(folder), *as_json)
     message = refusal(result)
@@ -152,16 +168,43 @@ def test_what_is_no_drafter_is_one_sentence(
 
 
 def test_a_target_without_a_registered_drafter_asks_for_one(tmp_path: Path) -> None:
-    target = hollow(demo_pair.TARGET, tmp_path / "some-target")
-    result = run("--model", str(target))
-    assert result.exit_code == 1
-    assert "give one with --drafter" in result.stderr
-    assert run("--model", str(target), "--drafter", "demo").exit_code == 0
+    target = str(save_tokenizer(save_checkpoint(tmp_path / "some-target", "qwen3")))
+    result = run("--model", target)
+    message = refusal(result)
+    assert "give one with --drafter" in message
+    said = json.loads(run("--model", target, "--json").stdout)
+    assert said == {"accepted": False, "error": message.removeprefix("error: ")}
 
 
-def test_offline_names_what_would_have_to_be_fetched() -> None:
-    message = refusal(run("--model", "demo", "--drafter", "org/no-such-drafter", "--offline"))
-    assert "org/no-such-drafter" in message
+@pytest.mark.parametrize("side", ["--model", "--drafter"])
+def test_nothing_is_downloaded(tmp_path: Path, side: str) -> None:
+    """The hub has the checkpoint and would give it, but it is not asked."""
+    sides = {"--model": "demo", "--drafter": "demo", side: "org/tiny"}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "LSE_"))}
+    with serving(FakeHub(checkpoint())) as hub:
+        result = subprocess.run(
+            [sys.executable, "-m", "lse_mlx", "check", *itertools.chain(*sides.items())],
+            capture_output=True,
+            text=True,
+            env=kept
+            | {"HF_HOME": str(tmp_path), "HF_ENDPOINT": hub.endpoint, "NO_PROXY": "127.0.0.1"},
+        )
+        assert hub.requests == []
+    assert result.returncode == 2
+    [line] = result.stderr.splitlines()
+    assert line.startswith("error: org/tiny is not in the cache")
+    assert "run `lse-mlx pull org/tiny`" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_odd_names_reach_no_terminal(drafter: Path) -> None:
+    odd = "x\x1b[31m\n"
+    change(drafter, **{odd: odd})
+    (drafter / odd).mkdir()
+    for at in (drafter, (drafter / odd)):
+        result = run(*SIDES, str(at))
+        assert "\x1b" not in result.stdout + result.stderr
+        assert r"x\x1b[31m\n" in refusal(result)
 
 
 def test_only_headers_are_read(tmp_path: Path) -> None:

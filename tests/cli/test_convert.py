@@ -13,6 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from lse_mlx import demo_pair
+from lse_mlx.cli import convert
 from lse_mlx.cli.main import app
 from lse_mlx.cli.progress import progress
 from tests.checkpoints.conversion.dflash2_sources import problems, write_origin, write_source
@@ -111,6 +112,17 @@ def test_verify_reads_everything_again_and_converts_nothing(source, tmp_path):
     assert "not valid" in refusal(source, source / "lse-q8g64", "--verify")
 
 
+def test_verify_takes_the_bits_from_the_conversion(source, target, tmp_path):
+    run(source, "--bits", "4")
+    verified = json.loads(run(source, "--verify", "--json").stdout)
+    assert (verified["destination"], verified["bits"]) == (str(source / "lse-q4g64"), 4)
+    run(source, tmp_path / "four", "--bits", "4")
+    assert json.loads(run(source, tmp_path / "four", "--verify", "--json").stdout)["bits"] == 4
+    run(target, tmp_path / "eight", "--bits", "8", "--yes")
+    verified = json.loads(run(target, tmp_path / "eight", "--verify", "--json").stdout)
+    assert (verified["kind"], verified["bits"]) == ("target", 8)
+
+
 def test_a_target_is_converted_after_a_yes(target, tmp_path):
     assert "--yes" in refusal(target, status=1)
     assert not list(target.glob("lse-*"))
@@ -124,6 +136,43 @@ def test_a_target_is_converted_after_a_yes(target, tmp_path):
     assert config["quantization"]["bits"] == 8
     verified = json.loads(run(target, "--verify", "--json").stdout)
     assert (verified["kind"], verified["verified"]) == ("target", True)
+    # It is made once, so that nobody needs to say yes again.
+    again = run(target)
+    assert (again.exit_code, again.stdout) == (0, result.stdout)
+    assert again.stderr == f"[lse-mlx] using the conversion in {target / 'lse-q4g64'}\n"
+
+
+def test_the_drafter_of_the_package_is_converted_elsewhere_only(tmp_path):
+    for how in (["demo"], [str(demo_pair.DRAFTER), "--bits", "4"], ["demo", "--verify", "--json"]):
+        assert f"{demo_pair.DRAFTER} is used as it is stored: give DEST" in refusal(*how, status=1)
+    new = tmp_path / "new"
+    made = json.loads(run("demo", new, "--bits", "4", "--json").stdout)
+    assert (made["kind"], made["destination"], made["bits"]) == ("drafter", str(new), 4)
+    assert run("demo", new, "--verify").stdout == f"{new}\n"
+
+
+def test_the_name_of_a_pair_means_its_drafter():
+    said = refusal("qwen3.8-27b", "--offline")
+    assert "incoai/Qwen3.8-27B-DFlash2" in said and "mlx-community" not in said
+
+
+def test_places_that_cannot_be_are_one_sentence(source):
+    result = run(source, LSE_DFLASH2_CACHE_DIR="~nobody-is-called-so/x")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: LSE_DFLASH2_CACHE_DIR is '~nobody-is-called-so/x'")
+    refusal("~nobody-is-called-so/x")
+    (source.parent / "link").symlink_to("nowhere")
+    assert "exists already" in refusal(source, source.parent / "link")
+    assert sorted(os.listdir(source.parent)) == ["link", "source"]
+
+
+@pytest.mark.parametrize(("answer", "converts"), [("\n", True), ("y\n", True), ("n\n", False)])
+def test_a_person_is_asked_and_enter_is_a_yes(target, monkeypatch, answer, converts):
+    monkeypatch.setattr(convert, "can_ask", lambda: True)
+    result = CliRunner().invoke(app, ["convert", str(target)], input=answer)
+    assert f"Convert {target} to 4 bits? [Y/n]" in result.stderr
+    assert (result.exit_code == 0) == converts == (target / "lse-q4g64").is_dir()
+    assert converts or "as you said no" in result.stderr
 
 
 def test_anything_else_is_named_for_what_it_is(source, target, tmp_path):

@@ -2,6 +2,7 @@
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 from lse_mlx.cli.demo import _table, built_in_prompts
 from lse_mlx.cli.main import app
+from tests.tiny_models import save_checkpoint, save_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +62,8 @@ def test_on_a_terminal_it_shows_the_reply_and_the_ratio():
     assert "times as fast" not in result.stderr
 
 
-def test_a_target_without_a_drafter_has_nothing_to_compare():
-    from lse_mlx import demo_pair
-
-    result = CliRunner().invoke(app, ["demo", "--model", str(demo_pair.TARGET)])
+def test_a_target_without_a_drafter_has_nothing_to_compare(tmp_path: Path):
+    target = save_tokenizer(save_checkpoint(tmp_path / "target", "qwen3"))
+    result = CliRunner().invoke(app, ["demo", "--model", str(target)])
     assert result.exit_code == 1
     assert "drafter" in result.stderr

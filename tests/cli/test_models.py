@@ -1,16 +1,22 @@
 """`lse-mlx models`: what is known and what is here, without a connection."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from lse_mlx.checkpoints.complete import SINGLE
 from lse_mlx.checkpoints.conversion.places import CacheSettings
+from lse_mlx.checkpoints.disk import human
+from lse_mlx.checkpoints.hub.cache import HubCache
 from lse_mlx.checkpoints.hub.hub import Hub
 from lse_mlx.cli.main import app
-from lse_mlx.cli.models import describe
+from lse_mlx.cli.models import describe, lines
+from lse_mlx.demo_pair import DRAFTER as PACKAGED
+from lse_mlx.demo_pair import TARGET
 from tests.checkpoints.hub.fake_hub import safetensors
 
 DRAFTER = "models--incoai--Qwen3.8-27B-DFlash2"
@@ -20,7 +26,7 @@ REVISION = "dedf8df68adfb1afeaf7b7480c0a0243108177b4"
 def described(cache: Path, settings: CacheSettings | None = None) -> dict[str, Any]:
     return {
         pair["name"]: pair
-        for pair in describe(Hub(cache_dir=cache), settings or CacheSettings(user_cache=cache))
+        for pair in describe(HubCache(cache), settings or CacheSettings(user_cache=cache))
     }
 
 
@@ -76,14 +82,42 @@ def test_a_download_that_broke_before_its_first_file_is_partial(tmp_path: Path) 
     assert (part["state"], part["cached_bytes"], part["folder"]) == ("partial", 3, None)
 
 
+def test_a_kept_list_that_is_none_hides_nothing(tmp_path: Path, drafter: Path) -> None:
+    kept = tmp_path / DRAFTER / "trees" / f"{REVISION}.json"
+    kept.parent.mkdir()
+    for text in ("[]", "null", "[" * 100_000):
+        kept.write_text(text)
+        assert described(tmp_path)["qwen3.8-27b"]["drafter"]["state"] == "whole"
+
+
+def test_the_list_has_every_column_whole(tmp_path: Path, drafter: Path) -> None:
+    (drafter / "model.safetensors").write_bytes(b"")
+    head, *rows = [re.split(r" {2,}", line) for line in lines(list(described(tmp_path).values()))]
+    target, part = ["", "target"], ["", "drafter"]
+    sizes = [human(f.stat().st_size) for f in (TARGET / SINGLE, PACKAGED / SINGLE)]
+    assert head == ["PAIR", "REPOSITORY", "SIZE", "HERE"]
+    assert rows == [
+        ["qwen3.8-27b"],
+        [*target, "mlx-community/Qwen3.8-27B-4bit@3e6447f0", "16.05 GB", "not downloaded"],
+        [*part, f"incoai/Qwen3.8-27B-DFlash2@{REVISION[:8]}", "3.85 GB", "partly, 2 bytes"],
+        ["glm-5.3-flash"],
+        [*target, "-", "no build known"],
+        [*part, "incoai/GLM-5.3-Flash-DFlash2@bf582e4e", "2.34 GB", "not downloaded"],
+        ["demo"],
+        [*target, "-", sizes[0], "in the package"],
+        [*part, "-", sizes[1], "in the package"],
+    ]
+
+
 def test_the_command_prints_a_list_or_json() -> None:
     runner = CliRunner()
-    shown = runner.invoke(app, ["models"])
+    shown = runner.invoke(app, ["models"], env={"COLUMNS": "40"})
     assert shown.exit_code == 0
+    assert len(shown.stdout.splitlines()) == 10
     for text in ("qwen3.8-27b", "incoai/Qwen3.8-27B-DFlash2@dedf8df6", "3.85 GB", "in the package"):
         assert text in shown.stdout
     printed = runner.invoke(app, ["models", "--json"])
     assert printed.exit_code == 0
     held = json.loads(printed.stdout)
     assert [pair["name"] for pair in held["pairs"]] == ["qwen3.8-27b", "glm-5.3-flash", "demo"]
-    assert held["cache"] == str(Hub().cache)
+    assert held["cache"] == str(Hub().cache.folder)

@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 from lse_mlx.cli.main import app
 from lse_mlx.cli.pull import choose
 from lse_mlx.errors import CheckpointError, LseError, RequestError
-from tests.checkpoints.hub.fake_hub import COMMIT, FakeHub, Fetcher, checkpoint, serving
-
-FIRST = "model-00001-of-00002.safetensors"
+from tests.checkpoints.hub.fake_hub import COMMIT, FIRST, FakeHub, checkpoint, serving
+from tests.checkpoints.hub.fetcher import Fetcher
 
 
 def start(
@@ -70,7 +69,7 @@ def test_ctrl_c_ends_a_pull_at_once_and_leaves_it_to_be_continued(
 
 
 def test_the_main_pair_is_asked_for_and_brought_whole(tmp_path: Path) -> None:
-    both = {one.repository: one.revision or "" for one in choose(None, None, drafter_only=False)}
+    both = {one.repository: one.revision or "" for one in choose(None, drafter_only=False)}
     with serving(FakeHub(checkpoint(), commits=both)) as hub:
         ours, theirs = os.openpty()
         os.write(ours, b"n\n")
@@ -88,7 +87,7 @@ def test_the_main_pair_is_asked_for_and_brought_whole(tmp_path: Path) -> None:
         assert "Download? [Y/n]" in err and "Nothing was downloaded." in err
         assert not [path for _, path, _ in hub.requests if "/resolve/" in path]
         offline = command.run("pull", "--offline")
-        assert "--offline was given: run `lse-mlx pull qwen3.8-27b`" in offline["err"]
+        assert "nothing is to be downloaded: run `lse-mlx pull qwen3.8-27b`" in offline["err"]
 
         out = command.run("pull", "--yes")["out"]
         for folder, (repository, revision) in zip(out.splitlines(), both.items(), strict=True):
@@ -105,12 +104,18 @@ def test_the_main_pair_is_asked_for_and_brought_whole(tmp_path: Path) -> None:
         command.close()
 
 
-def test_what_the_command_refuses_is_one_sentence() -> None:
+def test_what_the_command_refuses_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tests").mkdir()
+    monkeypatch.chdir(tmp_path)
     for arguments, status, said in (
-        (["x"], 1, "'x' is no pair and no repository"),
-        (["glm-5.3-flash"], 2, "names no build of its target"),
+        (["x"], 2, "'x' is no pair and no repository"),
+        (["./tests"], 2, "'./tests' is a folder here"),
+        (["glm-5.3-flash"], 2, "give --drafter-only for its drafter"),
+        (["x", "--drafter-only"], 1, "--drafter-only is for a pair"),
         (["org/none"], 2, "HF_HUB_OFFLINE is set: run `lse-mlx pull org/none`"),
-        (["org/none", "--offline"], 2, "--offline was given: run `lse-mlx pull org/none`"),
+        (["org/none", "--offline"], 2, "nothing is to be downloaded: run `lse-mlx pull org/none`"),
     ):
         refused = CliRunner().invoke(app, ["pull", *arguments])
         assert refused.exit_code == status
@@ -123,25 +128,27 @@ def test_what_the_command_refuses_is_one_sentence() -> None:
 
 
 def test_a_name_chooses_what_is_fetched(tmp_path: Path) -> None:
-    both = choose(None, None, drafter_only=False)
+    both = choose(None, drafter_only=False)
     assert [one.repository for one in both] == [
         "mlx-community/Qwen3.8-27B-4bit",
         "incoai/Qwen3.8-27B-DFlash2",
     ]
-    assert both == choose("Qwen3.8-27b", None, drafter_only=False)
+    assert both == choose("Qwen3.8-27b", drafter_only=False)
     assert [one.room for one in both] == [0, 2_044_950_184]
-    assert choose(None, None, drafter_only=True) == both[1:]
-    [glm] = choose("glm-5.3-flash", None, drafter_only=True)
+    assert [one.pull for one in both] == ["lse-mlx pull qwen3.8-27b"] * 2
+    assert choose(None, drafter_only=True) == both[1:]
+    [glm] = choose("glm-5.3-flash", drafter_only=True)
     assert glm.repository == "incoai/GLM-5.3-Flash-DFlash2"
-    [one] = choose("org/name", "v1", drafter_only=False)
+    # The pair cannot be pulled by its name, as no build of its target is known.
+    assert glm.pull == f"lse-mlx pull {glm.repository}@{glm.revision}"
+    [one] = choose("org/name@v1", drafter_only=False)
     assert (one.repository, one.revision) == ("org/name", "v1")
-    refusals: list[tuple[str | None, str | None, bool, type[LseError]]] = [
-        (None, "main", False, RequestError),
-        ("org/name@v1", "v2", False, RequestError),
-        ("org/name", None, True, RequestError),
-        (str(tmp_path), None, False, RequestError),
-        ("glm-5.3-flash", None, False, CheckpointError),
+    refusals: list[tuple[str | None, bool, type[LseError]]] = [
+        ("org/name", True, RequestError),
+        ("org/name@a/../../x", False, CheckpointError),
+        (str(tmp_path), False, CheckpointError),
+        ("glm-5.3-flash", False, CheckpointError),
     ]
-    for name, revision, drafter_only, kind in refusals:
+    for name, drafter_only, kind in refusals:
         with pytest.raises(kind):
-            choose(name, revision, drafter_only)
+            choose(name, drafter_only)

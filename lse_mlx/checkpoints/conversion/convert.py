@@ -5,12 +5,10 @@ matrices are read into buffers, quantized and written 128 rows at a time, and ne
 pages count as memory in use. For little-endian machines, as all are that MLX runs on.
 """
 
-import errno
 import os
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -20,15 +18,13 @@ import numpy as np
 
 from lse_mlx.checkpoints.conversion.affine import GROUP_SIZE, GroupQuantizer, code_bytes
 from lse_mlx.checkpoints.conversion.manifest import (
-    CHUNK_BYTES,
     CONVERSION,
     MANIFEST,
     REFERENCE_IMPLEMENTATION,
     Manifest,
     format_name,
-    hash_file,
 )
-from lse_mlx.checkpoints.conversion.new_folder import FolderTaken, new_folder
+from lse_mlx.checkpoints.conversion.new_folder import FolderTaken, new_folder, refusals_told
 from lse_mlx.checkpoints.conversion.plan import (
     CONFIG,
     WEIGHTS,
@@ -36,19 +32,16 @@ from lse_mlx.checkpoints.conversion.plan import (
     PlannedTensor,
     plan_conversion,
 )
+from lse_mlx.checkpoints.conversion.source_hashes import SourceHashes
+from lse_mlx.checkpoints.disk import check_room, full_sync
+from lse_mlx.checkpoints.hashing import CHUNK_BYTES, hash_file
 from lse_mlx.checkpoints.progress import Progress, Silent
 from lse_mlx.errors import CheckpointError, reason
-
-__all__ = ["ConversionPlan", "Manifest", "convert", "hash_file", "plan_conversion"]
 
 BLOCK_ROWS = 128
 """Rows that are one piece of work; fewer where they are more than CHUNK_BYTES."""
 MOST_THREADS = 8
-SPARE_BYTES = 16 << 20
-"""Disk that must be free besides the new weights."""
 GROUP_BYTES = 2 * GROUP_SIZE
-
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def convert(
@@ -60,27 +53,31 @@ def convert(
     bits: int = 8,
     progress: Progress | None = None,
     threads: int | None = None,
-    source_sha256: str | None = None,
+    hashes: SourceHashes | None = None,
+    way_out: str = "name a folder on another disk",
 ) -> Manifest:
     """Convert the checkpoint in the folder `source` into the new folder `destination`.
 
     repository, revision: of the source, for the manifest; bits: of a code, 8 or 4
     threads: how many quantize side by side, by default one a processor and at most 8; the result
-    does not depend on it. source_sha256: of the source's model.safetensors, where it is known.
-    progress: of the phases hash-source (left out where the hash is known), quantize and finish.
+    does not depend on it. hashes: of the source's model.safetensors, where they may be known.
+    progress: of the phases hash-source (left out where it was hashed before), quantize and finish.
+    way_out: what can be done where there is no room, besides making some.
 
     The new folder appears whole at the end; on any failure nothing is left of it. Raises FolderTaken
     if the destination exists, FolderNotWritable if it cannot be made, and CheckpointError for all
     else: a source that cannot be converted or changes meanwhile, no room, a failing disk.
     """
-    source, destination = _resolved(source), _resolved(destination)
+    source, named = _resolved(source), destination
+    destination = _resolved(named)
     progress = progress or Silent()
-    _check_destination(source, destination)
+    _check_destination(source, destination, named)
     plan = plan_conversion(source, bits)
-    with _refusals_told(plan, destination):
-        _check_room(plan, destination.parent)
+    hashes = hashes or SourceHashes((plan.weights,), (), progress)
+    with refusals_told(plan.source, destination):
+        check_room(destination.parent, plan.output_bytes, f"The conversion of {source}", way_out)
         with new_folder(destination) as folder:
-            manifest = _fill(folder, plan, repository, revision, progress, threads, source_sha256)
+            manifest = _fill(folder, plan, repository, revision, progress, threads, hashes)
     return manifest
 
 
@@ -91,17 +88,11 @@ def _fill(
     revision: str,
     progress: Progress,
     threads: int | None,
-    source_sha256: str | None,
+    hashes: SourceHashes,
 ) -> Manifest:
     """Write the three files of the conversion into the empty `folder`."""
-    before = _stamp(plan.weights)
-    source_sha256 = source_sha256 or hash_file(plan.weights, progress, "hash-source")
+    [source_sha256] = hashes.compute()
     _write_weights(plan, folder / WEIGHTS, progress, threads or _processors())
-    if _stamp(plan.weights) != before:
-        raise CheckpointError(
-            f"{plan.weights} changed while it was converted: "
-            "wait until nothing writes to it and convert it again."
-        )
     manifest = Manifest(
         source_repository=repository,
         source_revision=revision,
@@ -115,6 +106,7 @@ def _fill(
     )
     for name, text in ((CONFIG, plan.config_text), (MANIFEST, manifest.text())):
         (folder / name).write_text(text, encoding="ascii", newline="\n")
+    hashes.check_unchanged()
     return manifest
 
 
@@ -127,51 +119,16 @@ def _resolved(path: Path) -> Path:
         ) from error
 
 
-def _check_destination(source: Path, destination: Path) -> None:
+def _check_destination(source: Path, destination: Path, named: Path) -> None:
     if destination == source:
         raise CheckpointError(
             f"{destination} is the source itself: name a new folder for the conversion."
         )
-    if os.path.lexists(destination):
+    # Also as it was named: a link that leads nowhere is there, though nothing is where it leads.
+    if os.path.lexists(destination) or os.path.lexists(named):
         raise FolderTaken(
-            f"{destination} exists already, but a conversion needs a new folder: name another."
+            f"{named} exists already, but a conversion needs a new folder: name another."
         )
-
-
-def _check_room(plan: ConversionPlan, parent: Path) -> None:
-    existing = next(folder for folder in (parent, *parent.parents) if folder.exists())
-    need, free = plan.output_bytes + SPARE_BYTES, shutil.disk_usage(existing).free
-    if free < need:
-        raise CheckpointError(
-            f"The conversion of {plan.source} needs {-(-need >> 20)} MiB free in {parent}, but "
-            f"there are {free >> 20}: free some space or name a folder on another disk."
-        )
-
-
-@contextmanager
-def _refusals_told(plan: ConversionPlan, destination: Path) -> Iterator[None]:
-    """What the system refuses becomes a sentence."""
-    try:
-        yield
-    except BrokenPipeError:  # no file: whoever shows the progress writes to one
-        raise
-    except OSError as error:
-        if error.errno in _NO_ROOM:
-            raise CheckpointError(
-                f"The disk of {destination.parent} became full while {plan.source} was converted, "
-                f"which takes {-(-plan.output_bytes >> 20)} MiB (nothing of it was left there): "
-                "free some space or name a folder on another disk."
-            ) from error
-        raise CheckpointError(
-            f"{plan.source} could not be converted to {destination} ({error.strerror or error}): "
-            "see that both can be used and convert it again."
-        ) from error
-
-
-def _stamp(path: Path) -> tuple[int, int, int, int]:
-    """What changes when somebody writes to or replaces a file."""
-    stat = path.stat()
-    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _processors() -> int:
@@ -182,7 +139,7 @@ def _processors() -> int:
 def _hash_and_sync(path: Path, progress: Progress) -> str:
     """The SHA-256 of what was written, read back while it goes to the disk."""
     with path.open("rb+", buffering=0) as file, ThreadPoolExecutor(1) as pool:
-        synced = pool.submit(os.fsync, file.fileno())
+        synced = pool.submit(full_sync, file.fileno())
         sha256 = hash_file(path, progress, "finish")
         synced.result()
     return sha256

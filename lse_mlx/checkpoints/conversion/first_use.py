@@ -3,27 +3,31 @@
 Needs NumPy and the standard library only.
 """
 
+import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 from lse_mlx import demo_pair
-from lse_mlx.checkpoints.conversion.cached import Keeper
+from lse_mlx.checkpoints.conversion.cached import NO_MANIFEST, WAY_OUT, Inspection, Keeper, verify
 from lse_mlx.checkpoints.conversion.convert import convert
-from lse_mlx.checkpoints.conversion.manifest import Manifest, format_name, hash_file
+from lse_mlx.checkpoints.conversion.manifest import MANIFEST, Manifest, format_name
 from lse_mlx.checkpoints.conversion.places import CacheSettings, cache_places
 from lse_mlx.checkpoints.conversion.plan import (
     ARCHITECTURE,
     CONFIG,
     WEIGHTS,
     converted_config,
+    is_planned,
     plan_conversion,
 )
 from lse_mlx.checkpoints.conversion.source_hashes import SourceHashes
 from lse_mlx.checkpoints.json_object import json_object_or_none
 from lse_mlx.checkpoints.origin import Origin, find_origin
 from lse_mlx.checkpoints.progress import Progress
+from lse_mlx.checkpoints.regular_file import open_regular
+from lse_mlx.checkpoints.safetensors_header import read_header
 from lse_mlx.errors import CheckpointError
 
 QUANTIZATION = ("quantization", "quantization_config")
@@ -48,11 +52,9 @@ class Found:
 
 def detect(folder: Path, bits: int = 8) -> Found:
     """What the draft checkpoint in `folder` is. Reads its config and the header of its weights."""
-    config = json_object_or_none(folder / CONFIG)
-    if config is None or not _names_dflash2(config):
-        return Found(Kind.OTHER)
-    if any(config.get(name) for name in QUANTIZATION):
-        return Found(Kind.QUANTIZED)
+    kind = _stated(folder)
+    if kind is not Kind.SOURCE:
+        return Found(kind)
     try:
         plan_conversion(folder, bits)
     except CheckpointError as error:
@@ -69,41 +71,45 @@ def prepare_drafter(
     and is made where no valid one is there. Whatever is no such source is left to its loader.
     Raises CheckpointError when the conversion is needed and cannot be made.
     """
-    keeper = _keeper(folder, settings, progress, bits)
-    if keeper is None:
+    source = folder.resolve()
+    if _stated(source) is not Kind.SOURCE or not os.path.isfile(source / WEIGHTS):
+        return folder
+    if source == demo_pair.DRAFTER.resolve():
         return folder
     if not settings.enabled:
         if detect(folder, bits).kind is Kind.SOURCE:
             progress.note(f"LSE_DFLASH2_AUTOCONVERT=0: using {folder} in bf16, as it is stored")
         return folder
+    keeper = _keeper(source, settings, progress, bits)
     # A valid conversion shows that its source can be converted, so the source stays closed.
-    found = keeper.find()
-    if found is not None:
+    if found := keeper.find():
         return found
-    return keeper.find_or_make() if detect(folder, bits).kind is Kind.SOURCE else folder
+    return keeper.make() if detect(folder, bits).kind is Kind.SOURCE else folder
 
 
 @dataclass(frozen=True)
 class DrafterConversion:
-    """A bf16 drafter and its codes of `bits`; see cached_conversion.Conversion."""
+    """A bf16 drafter and its codes of `bits`; see cached.Conversion."""
 
     source: Path
     origin: Origin
     bits: int
     progress: Progress
 
-    def inspect(self, place: Path) -> tuple[str | None, tuple[str, ...]]:
+    def inspect(self, place: Path) -> Inspection:
         try:
             manifest = Manifest.read(place)
         except CheckpointError:
-            return "it has no readable manifest", ()
-        return self.fault(place, manifest), (manifest.source_sha256,)
+            return NO_MANIFEST
+        fault = self._fault(place, manifest)
+        return Inspection(fault, (manifest.source_sha256,), {WEIGHTS: manifest.sha256})
 
-    def fault(self, place: Path, manifest: Manifest) -> str | None:
-        """What is wrong with the folder `place`, which has this manifest."""
+    def _fault(self, place: Path, manifest: Manifest) -> str | None:
+        weights = place / WEIGHTS
         try:
-            size = (place / WEIGHTS).stat().st_size
-            config = (place / CONFIG).read_bytes()
+            size = weights.stat().st_size
+            with open_regular(place / CONFIG) as file:
+                config = file.read()
         except OSError:
             return "it is incomplete"
         if manifest.bytes != size:
@@ -112,13 +118,19 @@ class DrafterConversion:
             return f"its format is {manifest.format}"
         source = json_object_or_none(self.source / CONFIG) or {}
         if config != converted_config(source, self.bits).encode():
-            return "the source's config.json changed"
+            return "its config.json is not that of its source"
+        try:
+            tensors = read_header(weights).tensors
+        except CheckpointError:
+            return "the header of its weights is damaged"
+        if len(tensors) != manifest.tensors or not is_planned(tensors, self.bits, weights):
+            return "its tensors are not the ones that a conversion has"
         return None
 
-    def source_hashes(self, hashes: SourceHashes) -> tuple[str, ...]:
-        return hashes.compute()
+    def own_names(self, place: Path) -> Collection[str]:
+        return CONFIG, WEIGHTS, MANIFEST
 
-    def write(self, destination: Path, hashes: tuple[str, ...]) -> None:
+    def write(self, destination: Path, hashes: SourceHashes) -> None:
         convert(
             self.source,
             destination,
@@ -126,7 +138,8 @@ class DrafterConversion:
             self.origin.revision,
             bits=self.bits,
             progress=self.progress,
-            source_sha256=hashes[0],
+            hashes=hashes,
+            way_out=WAY_OUT,
         )
 
 
@@ -134,55 +147,39 @@ def verify_conversion(
     source: Path,
     settings: CacheSettings,
     progress: Progress,
-    bits: int = 8,
+    bits: int | None = None,
     place: Path | None = None,
 ) -> Path:
     """Hash a drafter and its conversion again and hold both to the manifest; returns the place.
 
+    bits: of its codes; None is 8, and 4 where that is what is there
     place: the conversion; None takes the one that `prepare_drafter` would find or make. Raises
     CheckpointError when there is none, or when anything differs.
     """
-    source = source.resolve()
+    forms, source = (bits,) if bits else (8, 4), source.resolve()
+    return verify([_keeper(source, settings, progress, form, place) for form in forms])
+
+
+def _keeper(
+    source: Path,
+    settings: CacheSettings,
+    progress: Progress,
+    bits: int,
+    place: Path | None = None,
+) -> Keeper:
+    """What keeps the conversion of `source`: in `place` if there is one, else where settings say."""
+    weights = source / WEIGHTS
     conversion = DrafterConversion(source, find_origin(source), bits, progress)
-    places = (place,) if place else _places(conversion, settings)
-    there = next((p for p in places if (p / WEIGHTS).exists()), None)
-    if there is None:
-        raise CheckpointError(
-            f"{source} has no conversion in {places[0]}: make one with `lse-mlx convert`."
-        )
-    manifest = Manifest.read(there)
-    fault = conversion.fault(there, manifest)
-    if fault is None and hash_file(source / WEIGHTS, progress, "hash-source") != (
-        manifest.source_sha256
-    ):
-        fault = "the source's weights are not the ones it was made of"
-    if fault is None and hash_file(there / WEIGHTS, progress, "hash-output") != manifest.sha256:
-        fault = "its weights are not the ones that were written"
-    if fault is not None:
-        raise CheckpointError(
-            f"The conversion in {there} is not valid ({fault}): remove it and convert again."
-        )
-    return there
+    kept = cache_places(weights, conversion.origin, f"q{bits}g64", settings)
+    places = (place,) if place else kept
+    return Keeper(conversion, places, SourceHashes((weights,), places, progress), progress)
 
 
-def _keeper(folder: Path, settings: CacheSettings, progress: Progress, bits: int) -> Keeper | None:
-    """What keeps the conversion of `folder`, where its config and file could be a source's."""
-    source = folder.resolve()
-    config = json_object_or_none(source / CONFIG)
-    if config is None or not _names_dflash2(config) or source == demo_pair.DRAFTER.resolve():
-        return None
-    if any(config.get(name) for name in QUANTIZATION) or not (source / WEIGHTS).is_file():
-        return None
-    conversion = DrafterConversion(source, find_origin(source), bits, progress)
-    places = _places(conversion, settings)
-    return Keeper(conversion, places, SourceHashes((source / WEIGHTS,), places, progress), progress)
-
-
-def _places(conversion: DrafterConversion, settings: CacheSettings) -> tuple[Path, ...]:
-    weights, form = conversion.source / WEIGHTS, f"q{conversion.bits}g64"
-    return cache_places(weights, conversion.origin, form, settings)
-
-
-def _names_dflash2(config: dict[str, Any]) -> bool:
-    named = config.get("architectures")
-    return isinstance(named, list | str) and ARCHITECTURE in named
+def _stated(folder: Path) -> Kind:
+    """What a folder's config.json says that it is, whether its weights hold that or not."""
+    config = json_object_or_none(folder / CONFIG)
+    named = None if config is None else config.get("architectures")
+    if config is None or not isinstance(named, list | str) or ARCHITECTURE not in named:
+        return Kind.OTHER
+    quantized = any(config.get(name) for name in QUANTIZATION)
+    return Kind.QUANTIZED if quantized else Kind.SOURCE

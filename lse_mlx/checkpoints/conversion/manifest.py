@@ -1,12 +1,10 @@
 """What a conversion says of itself and its source. Needs the standard library only."""
 
-import hashlib
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from lse_mlx.checkpoints.json_object import json_text, read_json_object
-from lse_mlx.checkpoints.progress import Progress
+from lse_mlx.checkpoints.json_object import json_object_or_none, json_text, read_json_object
 from lse_mlx.errors import CheckpointError
 
 MANIFEST = "source-repository.json"
@@ -15,12 +13,16 @@ REFERENCE_IMPLEMENTATION = (
     "07ebd93db9f472af339b644bb70221ad8428328a/dflash/model_mlx.py"
 )
 CONVERSION = "FP32 min/max; BF16 scale and bias; codes selected against stored scale/bias"
-CHUNK_BYTES = 8 << 20
 
 
 def format_name(bits: int) -> str:
     """What a manifest calls the format with `bits` bits a code."""
     return f"MLX affine Q{bits} group64"
+
+
+def stated_format(folder: Path) -> object:
+    """The format that the conversion in `folder` says it has; None where it says none."""
+    return (json_object_or_none(folder / MANIFEST) or {}).get("format")
 
 
 @dataclass(frozen=True)
@@ -61,29 +63,3 @@ class Manifest:
                     f"{'a count' if field.type is int else 'text'}: convert the checkpoint again."
                 )
         return cls(**held)
-
-
-def hash_file(path: Path, progress: Progress, phase: str) -> str:
-    """The SHA-256 of a file as hexadecimal digits; `phase` goes from 0 to the file's size.
-
-    Raises CheckpointError if it cannot be read or changes its size meanwhile.
-    """
-    digest, buffer = hashlib.sha256(), memoryview(bytearray(CHUNK_BYTES))
-    try:
-        with path.open("rb", buffering=0) as file:
-            total, done = path.stat().st_size, 0
-            progress.advance(phase, 0, total)
-            while count := file.readinto(buffer):
-                digest.update(buffer[:count])
-                done += count
-                progress.advance(phase, min(done, total), total)
-    except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({error.strerror}): check the disk it is on and try again."
-        ) from error
-    if done != total:
-        raise CheckpointError(
-            f"{path} went from {total} to {done} bytes while it was read: "
-            "wait until nothing writes to it and try again."
-        )
-    return digest.hexdigest()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from lse_mlx.checkpoints.disk import NO_ROOM, full_sync
 from lse_mlx.errors import CheckpointError
 
 UNFINISHED = "unfinished-"
@@ -17,7 +18,6 @@ UNFINISHED = "unfinished-"
 
 Lock = Callable[[int, int], object]
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
 
@@ -38,10 +38,13 @@ class FolderNotWritable(CheckpointError):
 def new_folder(destination: Path, flock: Lock = fcntl.flock) -> Iterator[Path]:
     """Yield a fresh folder beside `destination`, which is renamed to it at the end.
 
-    Its name is `<destination's name>.unfinished-<random>`. The parent is made where it is missing.
-    Files, the folder and its parent are on disk before anyone sees `destination`. On any failure the
-    fresh folder is removed. After success, folders that killed processes left here are swept: a
-    process at work holds a lock on its folder, so only those of ended ones go.
+    Its name is `<destination's name>.unfinished-<random>`, less the end of a long name. The parent is
+    made where it is missing. Files, the folder and its parent are on disk before anyone sees
+    `destination`. On any failure the fresh folder is removed. After success, folders that killed
+    processes left here are swept: a process at work holds a lock on its folder, so only those of
+    ended ones go. Where a mount keeps
+    locks to one host (some NFS), another host may remove a folder at work; its process then fails with
+    a sentence, and what it was making is made at the next start.
 
     flock: locks an open folder, as fcntl.flock; where a file system has no such locks nothing is
     swept. Raises FolderTaken when `destination` exists, or came to exist meanwhile; and
@@ -66,11 +69,34 @@ def new_folder(destination: Path, flock: Lock = fcntl.flock) -> Iterator[Path]:
             raise
         _sync_folder(destination.parent)
     except BaseException:
+        os.close(lock)  # first: there may be no more open files, and to remove a folder takes one
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    finally:
-        os.close(lock)
+    os.close(lock)
     sweep(destination, flock)
+
+
+@contextmanager
+def refusals_told(source: Path, destination: Path) -> Iterator[None]:
+    """What the system refuses while `source` is converted to `destination` becomes a sentence."""
+    try:
+        yield
+    except BrokenPipeError:  # no file: whoever shows the progress writes to one
+        raise
+    except MemoryError as error:
+        raise CheckpointError(
+            f"There is not enough memory to convert {source}: end other programs and try again."
+        ) from error
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise CheckpointError(
+                f"The disk of {destination.parent} became full while {source} was converted "
+                "(nothing of it was left there): make room or name a folder on another disk."
+            ) from error
+        raise CheckpointError(
+            f"{source} could not be converted to {destination} ({error.strerror or error}): "
+            "see that both can be used and convert it again."
+        ) from error
 
 
 def check_writable(destination: Path) -> None:
@@ -97,7 +123,7 @@ def sweep(destination: Path, flock: Lock = fcntl.flock) -> None:
 
     What cannot be locked or removed stays, without a word.
     """
-    ours = re.compile(re.escape(f"{destination.name}.{UNFINISHED}") + "[0-9a-f]{16}")
+    ours = re.compile(re.escape(_prefix(destination)) + "[0-9a-f]{16}")
     try:
         left = [entry for entry in destination.parent.iterdir() if ours.fullmatch(entry.name)]
     except OSError:
@@ -114,6 +140,13 @@ class JudgedFolder:
         """Raises OSError where `folder` is no folder that can be opened."""
         self._folder, self._flock = folder, flock
         self._open = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+    def held(self) -> list[tuple[str, bool]]:
+        """What goes with the folder: names, and whether each is a folder. Nothing goes of a link."""
+        if self._folder.is_symlink():
+            return []
+        with os.scandir(self._open) as entries:
+            return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
 
     def remove(self) -> bool:
         """Remove the folder; False if another is in its place by now, which stays.
@@ -140,8 +173,16 @@ class JudgedFolder:
         os.close(self._open)
 
 
+def _prefix(destination: Path) -> str:
+    """What a fresh name begins with: of a long name less, so that all of it has 255 bytes or less."""
+    name = destination.name
+    while len(os.fsencode(name)) > 255 - len(f".{UNFINISHED}") - 16:
+        name = name[:-1]
+    return f"{name}.{UNFINISHED}"
+
+
 def _fresh_name(destination: Path) -> Path:
-    return destination.with_name(f"{destination.name}.{UNFINISHED}{secrets.token_hex(8)}")
+    return destination.with_name(_prefix(destination) + secrets.token_hex(8))
 
 
 def _make(destination: Path, flock: Lock) -> tuple[Path, int]:
@@ -154,6 +195,9 @@ def _make(destination: Path, flock: Lock) -> tuple[Path, int]:
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             continue  # swept between the two calls
+        except OSError:  # as where no more files may be open
+            folder.rmdir()
+            raise
         try:
             flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -190,7 +234,7 @@ def _sync_files(folder: Path) -> None:
         for name in names:
             descriptor = os.open(os.path.join(place, name), os.O_RDONLY)
             try:
-                os.fsync(descriptor)
+                full_sync(descriptor)
             finally:
                 os.close(descriptor)
         _sync_folder(Path(place))
@@ -199,7 +243,7 @@ def _sync_files(folder: Path) -> None:
 def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        full_sync(descriptor)
     except OSError as error:  # some network file systems do not sync folders
         if error.errno not in _NO_FOLDER_SYNC:
             raise
@@ -213,7 +257,7 @@ def _taken(destination: Path) -> FolderTaken:
 
 def _not_made(destination: Path, error: OSError) -> CheckpointError:
     parent, why = destination.parent, error.strerror
-    if error.errno in _NO_ROOM:
+    if error.errno in NO_ROOM:
         return CheckpointError(f"There is no room in {parent} ({why}): free some and try again.")
     return FolderNotWritable(
         f"No folder can be made in {parent} ({why})", "make it writable or name another place"

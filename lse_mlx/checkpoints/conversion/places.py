@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lse_mlx.checkpoints.origin import Origin
+from lse_mlx.errors import CheckpointError, reason
 
 FNV_START = 1469598103934665603  # not the usual start of FNV-1a
 FNV_PRIME = 1099511628211
@@ -34,15 +36,31 @@ class CacheSettings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "CacheSettings":
-        """Read LSE_DFLASH2_CACHE_DIR, LSE_DFLASH2_AUTOCONVERT (0 disables) and XDG_CACHE_HOME."""
+        """Read LSE_DFLASH2_CACHE_DIR, LSE_DFLASH2_AUTOCONVERT (0 disables) and XDG_CACHE_HOME.
+
+        Raises CheckpointError where the first can be no folder.
+        """
         directory = environ.get("LSE_DFLASH2_CACHE_DIR")
         home = environ.get("XDG_CACHE_HOME", "")
         return cls(
-            directory=Path(directory).expanduser().absolute() if directory else None,
+            directory=_directory(directory) if directory else None,
             enabled=environ.get("LSE_DFLASH2_AUTOCONVERT") != "0",
             # A relative one is to be ignored: XDG Base Directory Specification, "Basics".
             user_cache=Path(home) / "lse-mlx" if Path(home).is_absolute() else _user_cache(),
         )
+
+
+def _directory(named: str) -> Path:
+    try:
+        directory = Path(named).expanduser().absolute()
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # told when used
+            directory.stat()
+        return directory
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(
+            f"LSE_DFLASH2_CACHE_DIR is {named[:60]!r}, which can be no folder ({reason(error)}): "
+            "set it to another one, or not at all."
+        ) from error
 
 
 def cache_places(

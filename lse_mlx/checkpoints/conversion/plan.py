@@ -3,6 +3,7 @@
 Needs the standard library only. Nothing is written, and of the weights only the header is read.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
@@ -10,12 +11,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lse_mlx.checkpoints.json_object import json_text, read_json_object
-from lse_mlx.checkpoints.safetensors_header import (
-    StoredTensor,
-    header_bytes,
-    read_header,
-)
-from lse_mlx.errors import CheckpointError
+from lse_mlx.checkpoints.safetensors_header import StoredTensor, header_bytes, read_header
+from lse_mlx.errors import CheckpointError, printable
 
 ARCHITECTURE = "DFlash2DraftModel"
 CONFIG = "config.json"
@@ -90,7 +87,7 @@ def plan_conversion(source: Path, bits: int = 8) -> ConversionPlan:
         raise CheckpointError(f"Codes of {bits!r} bits are not possible: choose 8 or 4.")
     config = _read_config(source)
     weights = source / WEIGHTS
-    if not weights.exists() and (source / INDEX).exists():
+    if not os.path.exists(weights) and os.path.exists(source / INDEX):
         raise CheckpointError(
             f"{source} keeps its weights in several files ({INDEX}), which is not supported: "
             f"pass a checkpoint with one {WEIGHTS}."
@@ -117,6 +114,24 @@ def plan_conversion(source: Path, bits: int = 8) -> ConversionPlan:
         tensors=tensors,
         header=header_bytes(outputs),
     )
+
+
+def is_planned(tensors: dict[str, StoredTensor], bits: int, weights: Path) -> bool:
+    """Whether a plan makes `tensors`, of the file `weights`, of any source: which is not opened."""
+    stored = {}
+    for name, tensor in tensors.items():
+        base, _, part = name.rpartition(".")
+        whole = tensors.get(f"{base}.weight")
+        if whole is None or len(whole.shape) != 2 or part not in ("weight", "scales", "biases"):
+            stored[name] = tensor
+        elif part == "weight":
+            rows, columns = whole.shape[0], whole.shape[1] * 32 // bits
+            stored[name] = StoredTensor("BF16", (rows, columns), 0, rows * columns * 2)
+    try:
+        planned = [item for p in _planned(stored, bits, weights) for item in p.outputs.items()]
+    except CheckpointError:
+        return False
+    return planned == list(tensors.items())
 
 
 def converted_config(config: dict[str, Any], bits: int) -> str:
@@ -162,13 +177,13 @@ def _check_matrix(name: str, tensor: StoredTensor, weights: Path) -> None:
     rows, columns = tensor.shape
     if tensor.dtype != "BF16" or tensor.size != rows * columns * 2:
         raise CheckpointError(
-            f"The matrix {name} in {weights} is {tensor.dtype}, but BF16 is needed: "
+            f"The matrix {printable(name)} in {weights} is {tensor.dtype}, but BF16 is needed: "
             "pass the published bfloat16 checkpoint."
         )
     if rows <= 0 or columns <= 0 or columns % GROUP:
         raise CheckpointError(
-            f"The matrix {name} in {weights} has the shape {[rows, columns]}, which groups of "
-            f"{GROUP} columns do not fill: pass the published checkpoint."
+            f"The matrix {printable(name)} in {weights} has the shape {[rows, columns]}, which "
+            f"groups of {GROUP} columns do not fill: pass the published checkpoint."
         )
 
 
@@ -190,6 +205,6 @@ def _refuse_taken_name(tensors: tuple[PlannedTensor, ...], weights: Path) -> NoR
     seen: set[str] = set()
     taken = next(n for p in tensors for n in p.outputs if n in seen or seen.add(n))
     raise CheckpointError(
-        f"The tensor {taken} in {weights} has the name that a part of a converted matrix needs: "
-        "pass the published checkpoint."
+        f"The tensor {printable(taken)} in {weights} has the name that a part of a converted "
+        "matrix needs: pass the published checkpoint."
     )

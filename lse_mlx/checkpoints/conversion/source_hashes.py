@@ -3,18 +3,16 @@
 Needs the standard library only.
 """
 
-import os
-import re
+import secrets
+import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lse_mlx.checkpoints.conversion.manifest import hash_file
+from lse_mlx.checkpoints.hashing import SHA256, blob_name, file_stat, hash_files
 from lse_mlx.checkpoints.progress import Progress
 from lse_mlx.errors import CheckpointError
-
-SHA256 = re.compile("[0-9a-f]{64}")
 
 
 @dataclass
@@ -81,13 +79,9 @@ class SourceHashes:
         """What tells whether a file was replaced or written to, for each of `files`."""
         return [file_stat(file) for file in self.files]
 
-    def changed(self) -> bool:
-        """Whether `files` are no longer those whose hashes were given out last."""
-        return self._held is None or self._held[0] != self.stats()
-
     def check_unchanged(self) -> None:
-        """Raise CheckpointError if `changed`."""
-        if self.changed():
+        """Raise CheckpointError unless `files` are those whose hashes were given out last."""
+        if self._held is None or self._held[0] != self.stats():
             raise CheckpointError(
                 f"The weights in {self.files[0].parent} changed while they were read: "
                 "try again when they are complete."
@@ -100,17 +94,9 @@ class SourceHashes:
         text = _stamp_text(*self._held)
         for at in [place, *(other for other in self.places if other != place)]:
             with suppress(OSError):
-                path = stamp_path(at)
-                if not path.exists() or path.read_bytes() != text:
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_bytes(text)
+                if _held_in(stamp_path(at)) != text:
+                    _write(stamp_path(at), text)
                 return
-
-
-def hash_files(files: Sequence[Path], progress: Progress, phase: str) -> tuple[str, ...]:
-    """The SHA-256 of each of `files`; the phase goes over all of them."""
-    summed = _Summed(progress, sum(file.stat().st_size for file in files))
-    return tuple(summed.hash(file, phase) for file in files)
 
 
 def stamp_path(place: Path) -> Path:
@@ -118,56 +104,36 @@ def stamp_path(place: Path) -> Path:
     return place.with_name(f"{place.name}.source-stat")
 
 
-def file_stat(path: Path) -> str:
-    """Device, inode, size and time of the file that `path` leads to."""
-    try:
-        s = path.stat()
-    except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({error.strerror}): name the folder of a whole checkpoint."
-        ) from error
-    return f"{s.st_dev}:{s.st_ino}:{s.st_size}:{s.st_mtime_ns}"
-
-
-def blob_name(path: Path) -> str | None:
-    """The hash by which the Hugging Face cache names the file that the link `path` leads to."""
-    try:
-        name = os.path.basename(os.readlink(path))
-    except OSError:
-        return None
-    return name if SHA256.fullmatch(name) else None
-
-
 def _stamp_text(stats: list[str], hashes: tuple[str, ...]) -> bytes:
     return "".join(f"{s} {h}\n" for s, h in zip(stats, hashes, strict=True)).encode()
 
 
-def _read_stamp(path: Path, stats: list[str]) -> tuple[str, ...] | None:
+def _held_in(stamp: Path) -> bytes | None:
+    """The text of a stamp; None where none can be read, or where something else has its name."""
     try:
-        held = path.read_bytes()
+        # A link is none of ours, and a pipe would never end.
+        return stamp.read_bytes() if stat.S_ISREG(stamp.lstat().st_mode) else None
+    except OSError:
+        return None
+
+
+def _write(stamp: Path, text: bytes) -> None:
+    """Write a stamp whole, and never to what a link of its name leads to. Raises OSError."""
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    fresh = stamp.with_name(f"{stamp.name}.{secrets.token_hex(8)}")
+    try:
+        fresh.write_bytes(text)
+        fresh.replace(stamp)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _read_stamp(path: Path, stats: list[str]) -> tuple[str, ...] | None:
+    held = _held_in(path) or b""
+    try:
         hashes = tuple(line.rpartition(" ")[2] for line in held.decode("ascii").splitlines())
-    except (OSError, UnicodeDecodeError):
+    except UnicodeDecodeError:
         return None
     if len(hashes) != len(stats) or not all(SHA256.fullmatch(h) for h in hashes):
         return None
     return hashes if held == _stamp_text(stats, hashes) else None
-
-
-@dataclass
-class _Summed:
-    """Progress over several files as over one."""
-
-    progress: Progress
-    total: int
-    before: int = 0
-
-    def hash(self, file: Path, phase: str) -> str:
-        value = hash_file(file, self, phase)
-        self.before += file.stat().st_size
-        return value
-
-    def note(self, text: str) -> None:
-        self.progress.note(text)
-
-    def advance(self, phase: str, done: int, total: int, tensor: str = "") -> None:
-        self.progress.advance(phase, self.before + done, self.total, tensor)

@@ -1,9 +1,13 @@
 """A bf16 target is converted once to 4-bit codes, by mlx-lm and only when somebody asks for it."""
 
 import contextlib
+import glob
+import io
+import os
 import shutil
-import sys
+from collections.abc import Collection
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from importlib.metadata import version
 from math import prod
 from pathlib import Path
@@ -14,13 +18,16 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
-from lse_mlx.checkpoints.complete import check_complete
-from lse_mlx.checkpoints.conversion.cached import WAY_OUT, Keeper
-from lse_mlx.checkpoints.conversion.manifest import MANIFEST, format_name, hash_file
-from lse_mlx.checkpoints.conversion.new_folder import check_new, new_folder
+from lse_mlx.checkpoints.complete import INDEX, check_complete, file_names, safetensors_names
+from lse_mlx.checkpoints.conversion.cached import NO_MANIFEST, WAY_OUT, Inspection, Keeper, verify
+from lse_mlx.checkpoints.conversion.manifest import MANIFEST, format_name
+from lse_mlx.checkpoints.conversion.new_folder import check_new, new_folder, refusals_told
 from lse_mlx.checkpoints.conversion.places import CacheSettings, cache_places
-from lse_mlx.checkpoints.conversion.source_hashes import SourceHashes, hash_files
-from lse_mlx.checkpoints.conversion.target_manifest import TargetManifest, WrittenFile
+from lse_mlx.checkpoints.conversion.plan import CONFIG
+from lse_mlx.checkpoints.conversion.source_hashes import SourceHashes
+from lse_mlx.checkpoints.conversion.target_manifest import WEIGHTS, TargetManifest, WrittenFile
+from lse_mlx.checkpoints.disk import check_room
+from lse_mlx.checkpoints.hashing import hash_file, hash_files
 from lse_mlx.checkpoints.origin import NOTE, Origin, find_origin
 from lse_mlx.checkpoints.plain_name import plain_name
 from lse_mlx.checkpoints.progress import Progress, Silent
@@ -29,12 +36,10 @@ from lse_mlx.checkpoints.target_config import check_supported, read_config
 from lse_mlx.errors import CheckpointError, reason
 
 GROUP = 64
-SPARE_BYTES = 16 << 20
 QUANTIZATION = ("quantization", "quantization_config")
 SMALL_FILES = ("*.json", "*.jsonl", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 """What travels along with the weights: tokenizer, chat template, generation settings. No code."""
-CONFIG = "config.json"
-NOT_SMALL = ("model.safetensors.index.json", MANIFEST, NOTE)
+NOT_SMALL = (INDEX, MANIFEST, NOTE)
 TYPES = {"bfloat16": mx.bfloat16, "float16": mx.float16, "float32": mx.float32}
 
 _CONVERSION_ERRORS = (
@@ -53,11 +58,12 @@ def is_unquantized_target(folder: Path) -> bool:
     try:
         config = read_config(folder)
         text = check_supported(config, folder)
+        weights = _weights(folder)
     except CheckpointError:
         return False
     if any(part.get(name) for part in (config, text) for name in QUANTIZATION):
         return False
-    return not (folder / "hf_quant_config.json").exists() and bool(_weights(folder))
+    return not os.path.exists(folder / "hf_quant_config.json") and bool(weights)
 
 
 def prepare_target(
@@ -71,11 +77,17 @@ def prepare_target(
     """
     if not is_unquantized_target(folder):
         return folder
-    source = folder.resolve()
-    conversion = TargetConversion(source, find_origin(source), bits, progress)
-    places = _places(conversion, settings)
-    hashes = SourceHashes(_weights(source), places, progress, "hash-target")
-    return Keeper(conversion, places, hashes, progress).find_or_make()
+    keeper = _keeper(folder, settings, progress, bits)
+    return keeper.find() or keeper.make()
+
+
+def find_target(
+    folder: Path, settings: CacheSettings, progress: Progress, bits: int = 4
+) -> Path | None:
+    """The valid conversion that `prepare_target` would use, or None; it makes none."""
+    if not is_unquantized_target(folder):
+        return None
+    return _keeper(folder, settings, progress, bits).find()
 
 
 def convert_target(folder: Path, destination: Path, progress: Progress, bits: int = 4) -> None:
@@ -83,145 +95,117 @@ def convert_target(folder: Path, destination: Path, progress: Progress, bits: in
 
     Raises CheckpointError when it is no unquantized target or cannot be converted.
     """
-    if not is_unquantized_target(folder):
-        raise CheckpointError(
-            f"{folder} is no unquantized target: name the folder of a bf16 qwen3_5 or qwen3 one."
-        )
+    conversion = _conversion(folder, progress, bits)
     check_new(destination)
-    source = folder.resolve()
-    conversion = TargetConversion(source, find_origin(source), bits, progress)
-    hashes = SourceHashes(_weights(source), (), progress, "hash-target")
-    conversion.write(destination, conversion.source_hashes(hashes))
+    files = _weights(conversion.source)
+    conversion.write(destination, SourceHashes(files, (), progress, "hash-target"))
 
 
 def verify_target(
     folder: Path,
     settings: CacheSettings,
     progress: Progress,
-    bits: int = 4,
+    bits: int | None = None,
     place: Path | None = None,
 ) -> Path:
     """Hash a target and its conversion again and hold both to the manifest; returns the place.
 
+    bits: of its codes; None is 4, and 8 where that is what is there
     place: the conversion; None takes the one that `prepare_target` would find or make. Raises
     CheckpointError when there is none, or when anything differs.
     """
-    source = folder.resolve()
-    conversion = TargetConversion(source, find_origin(source), bits, progress)
-    files = _weights(source)
-    places = (place,) if place else _places(conversion, settings)
-    there = next((p for p in places if (p / MANIFEST).exists()), None)
-    if there is None:
-        raise CheckpointError(
-            f"{source} has no conversion in {places[0]}: make one with `lse-mlx convert`."
-        )
-    manifest = TargetManifest.read(there)
-    fault = conversion.fault(there, manifest)
-    if fault is None and hash_files(files, progress, "hash-target") != (
-        conversion.hashes_in(manifest)
-    ):
-        fault = "the source's weights are not the ones it was made of"
-    if fault is None:
-        written = tuple(there / name for name in manifest.files)
-        found = hash_files(written, progress, "hash-output")
-        if found != tuple(file.sha256 for file in manifest.files.values()):
-            fault = "its files are not the ones that were written"
-    if fault is not None:
-        raise CheckpointError(
-            f"The conversion in {there} is not valid ({fault}): remove it and convert again."
-        )
-    return there
+    forms = (bits,) if bits else (4, 8)
+    return verify([_keeper(folder, settings, progress, form, place) for form in forms])
 
 
 @dataclass(frozen=True)
 class TargetConversion:
-    """An unquantized target and its codes of `bits`; see cached_conversion.Conversion."""
+    """An unquantized target and its codes of `bits`; see cached.Conversion."""
 
     source: Path
     origin: Origin
     bits: int
     progress: Progress
 
-    def inspect(self, place: Path) -> tuple[str | None, tuple[str, ...]]:
+    def inspect(self, place: Path) -> Inspection:
         try:
             manifest = TargetManifest.read(place)
         except CheckpointError:
-            return "it has no readable manifest", ()
-        return self.fault(place, manifest), self.hashes_in(manifest)
-
-    def hashes_in(self, manifest: TargetManifest) -> tuple[str, ...]:
-        """The recorded hashes of the source's files; none where they are other files by now."""
+            return NO_MANIFEST
         names = [file.name for file in _weights(self.source)]
         recorded = manifest.source_weights
-        return tuple(recorded.values()) if list(recorded) == names else ()
+        # None where the source's files are others by now.
+        hashes = tuple(recorded.values()) if list(recorded) == names else ()
+        written = {name: file.sha256 for name, file in manifest.files.items()}
+        return Inspection(self._fault(place, manifest), hashes, written)
 
-    def fault(self, place: Path, manifest: TargetManifest) -> str | None:
-        """What is wrong with the folder `place`, which has this manifest."""
+    def _fault(self, place: Path, manifest: TargetManifest) -> str | None:
         if fault := manifest.fault(place):
             return fault
         if manifest.format != format_name(self.bits):
             return f"its format is {manifest.format}"
         if manifest.source_files != _small_hashes(self.source):
             return "the source's config or tokenizer changed"
+        try:
+            for name, file in manifest.files.items():
+                small = not fnmatchcase(name, WEIGHTS)
+                if small and hash_file(place / name, Silent(), "") != file.sha256:
+                    return f"its {name} is not the one that was written"
+            check_complete(place)
+        except CheckpointError as error:
+            return f"it is damaged: {error}".removesuffix(".")
         return None
 
-    def source_hashes(self, hashes: SourceHashes) -> tuple[str, ...]:
-        return hashes.get("so that a later start can tell whether it changed")
+    def own_names(self, place: Path) -> Collection[str]:
+        names = set(_small_names(self.source))
+        with contextlib.suppress(CheckpointError):
+            names |= TargetManifest.read(place).files.keys()
+        return CONFIG, INDEX, MANIFEST, WEIGHTS, *map(glob.escape, names)
 
-    def write(self, destination: Path, hashes: tuple[str, ...]) -> None:
+    def write(self, destination: Path, hashes: SourceHashes) -> None:
         check_complete(self.source)
         small = _small_hashes(self.source)
-        with new_folder(destination) as folder:
-            self._check_room(folder)
-            try:
+        headers = [read_header(file) for file in _weights(self.source)]
+        needed = sum(_output_bytes(header, self.bits) for header in headers)
+        with refusals_told(self.source, destination):
+            check_room(destination.parent, needed, f"The conversion of {self.source}", WAY_OUT)
+            with new_folder(destination) as folder:
+                weights = hashes.get("so that a later start can tell whether it changed")
                 self._write_model(folder)
                 for name in small:
                     if name != CONFIG:
                         shutil.copyfile(self.source / name, folder / name)
-                self._manifest(folder, hashes, small).write(folder)
-            except OSError as error:
-                raise CheckpointError(
-                    f"The conversion of {self.source} cannot be written in {destination.parent} "
-                    f"({error.strerror}): free some room there and try again."
-                ) from error
-            except _CONVERSION_ERRORS as error:
-                raise CheckpointError(
-                    f"{self.source} cannot be converted ({reason(error)}): check the room in "
-                    f"{destination.parent}, or download the checkpoint again."
-                ) from error
+                self._manifest(folder, weights, small).write(folder)
+                hashes.check_unchanged()
 
     def _write_model(self, folder: Path) -> None:
-        config = read_config(self.source)
-        # mlx-lm knows `qwen3_5` alone: the text part's own name is the same class.
-        family = {"model_type": config["model_type"].removesuffix("_text")}
-        with plain_name(self.source) as source:
-            model, read = load_model(source, lazy=True, model_config=family)
-        _cast(model, config)
-        with contextlib.redirect_stdout(sys.stderr):  # mlx-lm tells bits per weight
-            model, read = quantize_model(model, read, GROUP, self.bits)
-        _compute(model, self.progress)
-        total = sum(array.nbytes for _, array in _arrays(model))
-        self.progress.advance("write", 0, total)
-        save_model(folder, model, donate_model=True)
-        # Not the config as it was read: reading it moves and removes fields.
-        save_config(config | {QUANTIZATION[0]: read[QUANTIZATION[0]]}, folder / CONFIG)
-        self.progress.advance("write", total, total)
-
-    def _check_room(self, folder: Path) -> None:
-        headers = [read_header(file) for file in _weights(self.source)]
-        needed = sum(_output_bytes(header, self.bits) for header in headers) + SPARE_BYTES
-        free = shutil.disk_usage(folder).free
-        if free < needed:
+        try:
+            config = read_config(self.source)
+            # mlx-lm knows `qwen3_5` alone: the text part's own name is the same class.
+            family = {"model_type": config["model_type"].removesuffix("_text")}
+            with plain_name(self.source) as source:
+                model, read = load_model(source, lazy=True, model_config=family)
+            _cast(model, config)
+            with contextlib.redirect_stdout(io.StringIO()):  # mlx-lm tells bits per weight
+                model, read = quantize_model(model, read, GROUP, self.bits)
+            _compute(model, self.progress)
+            total = sum(array.nbytes for _, array in _arrays(model))
+            self.progress.advance("write", 0, total)
+            save_model(folder, model, donate_model=True)
+            # Not the config as it was read: reading it moves and removes fields.
+            save_config(config | {QUANTIZATION[0]: read[QUANTIZATION[0]]}, folder / CONFIG)
+            self.progress.advance("write", total, total)
+        except _CONVERSION_ERRORS as error:
             raise CheckpointError(
-                f"The conversion of {self.source} needs {needed >> 20} MiB in {folder.parent}, where "
-                f"{free >> 20} MiB are free: free some, or {WAY_OUT}."
-            )
+                f"{self.source} cannot be converted ({reason(error)}): check the room in "
+                f"{folder.parent}, or download the checkpoint again."
+            ) from error
 
     def _manifest(
         self, folder: Path, hashes: tuple[str, ...], small: dict[str, str]
     ) -> TargetManifest:
         names = [file.name for file in _weights(self.source)]
-        written = tuple(sorted(path for path in folder.iterdir() if path.is_file()))
+        written = tuple(folder / name for name in file_names(folder))
         for path in written:
             if path.suffix == ".safetensors":
                 read_header(path)  # whole, whatever the library did on a full disk
@@ -240,21 +224,47 @@ class TargetConversion:
         )
 
 
-def _places(conversion: TargetConversion, settings: CacheSettings) -> tuple[Path, ...]:
-    source, form = conversion.source, f"q{conversion.bits}g{GROUP}"
-    return cache_places(_weights(source)[0], conversion.origin, form, settings)
+def _conversion(folder: Path, progress: Progress, bits: int) -> TargetConversion:
+    if not is_unquantized_target(folder):
+        raise CheckpointError(
+            f"{folder} is no unquantized target: name the folder of a bf16 qwen3_5 or qwen3 one."
+        )
+    source = folder.resolve()
+    return TargetConversion(source, find_origin(source), bits, progress)
+
+
+def _keeper(
+    folder: Path,
+    settings: CacheSettings,
+    progress: Progress,
+    bits: int,
+    place: Path | None = None,
+) -> Keeper:
+    """What keeps the conversion of `folder`: in `place` if there is one, else where settings say."""
+    conversion = _conversion(folder, progress, bits)
+    files = _weights(conversion.source)
+    kept = cache_places(files[0], conversion.origin, f"q{bits}g{GROUP}", settings)
+    places = (place,) if place else kept
+    hashes = SourceHashes(files, places, progress, "hash-target")
+    return Keeper(conversion, places, hashes, progress)
 
 
 def _weights(folder: Path) -> tuple[Path, ...]:
     """The files that mlx-lm reads."""
-    return tuple(sorted(folder.glob("model*.safetensors")))
+    return tuple(folder / name for name in safetensors_names(folder))
+
+
+def _small_names(source: Path) -> list[str]:
+    """Names of config.json and of what travels along."""
+    return [
+        name
+        for name in file_names(source)
+        if name not in NOT_SMALL and any(fnmatchcase(name, pattern) for pattern in SMALL_FILES)
+    ]
 
 
 def _small_hashes(source: Path) -> dict[str, str]:
-    """Name and SHA-256 of config.json and of what travels along."""
-    found = {p.name: p for pattern in SMALL_FILES for p in source.glob(pattern) if p.is_file()}
-    names = sorted(name for name in found if name not in NOT_SMALL)
-    return {name: hash_file(found[name], Silent(), "") for name in names}
+    return {name: hash_file(source / name, Silent(), "") for name in _small_names(source)}
 
 
 def _output_bytes(header: SafetensorsHeader, bits: int) -> int:

@@ -1,13 +1,16 @@
 """What a target's conversion says of itself and its source. Needs the standard library only."""
 
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from lse_mlx.checkpoints.conversion.manifest import MANIFEST
+from lse_mlx.checkpoints.conversion.plan import CONFIG
 from lse_mlx.checkpoints.json_object import json_text, read_json_object
 from lse_mlx.errors import CheckpointError
 
+WEIGHTS = "model*.safetensors"
 WAY_OUT = "convert the checkpoint again"
 
 
@@ -61,7 +64,9 @@ class TargetManifest:
             and _are_hashes({name: file.sha256 for name, file in self.files.items()})
             and all(type(file.bytes) is int for file in self.files.values())
             # Names, not paths: nothing outside the folder is looked at.
-            and all(Path(name).name == name for name in self.files)
+            and not any("/" in name or name in ("", ".", "..") for name in self.files)
+            and CONFIG in self.files
+            and any(fnmatchcase(name, WEIGHTS) for name in self.files)
         )
 
     def fault(self, folder: Path) -> str | None:
@@ -69,7 +74,7 @@ class TargetManifest:
         for name, file in self.files.items():
             try:
                 size = (folder / name).stat().st_size
-            except OSError:
+            except (OSError, ValueError):  # ValueError: no file system has such a name
                 return f"it is incomplete: {name} is missing"
             if size != file.bytes:
                 return f"it is incomplete: {name} has {size} bytes instead of {file.bytes}"

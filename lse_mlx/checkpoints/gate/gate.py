@@ -16,21 +16,24 @@ Compared are, in this order:
   mismatch too. Without such a record an unknown field is let through if it is none of those that
   would change what is computed;
 - as the only thing that may be waived, revisions: of both repositories, and hashes of published files
-  where a manifest or the hub's cache tells them;
+  where the hub's cache, or else a manifest, tells them. A config.json in bf16 is held to the hash of
+  the one that its conversion has, so that fields which the record does not list are closed too;
 - and its tensors with the exact set that its config.json asks for.
 
 How tokens are verified, and who owns which cache, is this package's own code and no file's business.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lse_mlx.checkpoints.checks import Check, Words, clauses
-from lse_mlx.checkpoints.drafter_config import inspect_config, look_up, target_checks
+from lse_mlx.checkpoints.drafter_config import NEEDS, inspect_config, look_up, target_checks
 from lse_mlx.checkpoints.drafter_kind import read_drafter_values
-from lse_mlx.checkpoints.drafter_tensors import compare_tensors
+from lse_mlx.checkpoints.drafter_tensors import ASKS, HOLDS, compare_tensors
 from lse_mlx.checkpoints.gate.known_pair import (
+    MANIFEST_SAYS,
     RECORDED,
     THE_RECORD,
     drafter_side,
@@ -39,14 +42,21 @@ from lse_mlx.checkpoints.gate.known_pair import (
     unknown_parts,
 )
 from lse_mlx.checkpoints.gate.target_facts import TargetFacts, read_target
-from lse_mlx.checkpoints.gate.tokenizer_identity import has_tokenizer, read_tokenizer
+from lse_mlx.checkpoints.gate.tokenizer_identity import (
+    has_tokenizer,
+    read_tokenizer,
+    unread_tokenizer,
+)
 from lse_mlx.checkpoints.origin import find_origin
+from lse_mlx.checkpoints.pairing import PairRecord, registered
 from lse_mlx.checkpoints.safetensors_header import read_header
 from lse_mlx.errors import CheckpointError
 
 FLAG = "--allow-revision-mismatch"
 CODE = ("auto_map", "model_file")
 """Fields by which a config.json names Python files to run."""
+OF_ITS_FILES = {ASKS, HOLDS, MANIFEST_SAYS}
+"""Who speaks where the drafter's own files are compared with each other."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +95,21 @@ class GateReport:
     def refusal(self, allow_revision_mismatch: bool = False) -> str:
         """Why the drafter may not load, in one sentence."""
         refused = self._refused_by(allow_revision_mismatch)
+        found = clauses(refused)
+        speakers = {check.says for check in refused if not check.says.startswith(THE_RECORD)}
+        if speakers and speakers <= OF_ITS_FILES:
+            return (
+                f"The files of the drafter {self.drafter} do not belong together ({found}): "
+                "download or convert it again."
+            )
+        if speakers == {NEEDS}:
+            return (
+                f"The config.json of the drafter {self.drafter} is none that lse-mlx runs "
+                f"({found}): download it again, or use another drafter."
+            )
         return (
             f"The drafter {self.drafter} does not belong to the target {self.target} "
-            f"({clauses(refused)}): {_way_out(refused)}."
+            f"({found}): {_way_out(refused)}."
         )
 
     def _refused_by(self, allow_revision_mismatch: bool) -> list[Check]:
@@ -103,19 +125,28 @@ class PairRefused(CheckpointError):
         self.report = report
 
 
-def check_pair(target: Path, drafter: Path, allow_revision_mismatch: bool = False) -> GateReport:
-    """Raise PairRefused, a CheckpointError that names every mismatch, unless the two belong together.
+def check_pair(
+    target: Path,
+    drafter: Path,
+    allow_revision_mismatch: bool = False,
+    records: Sequence[PairRecord] | None = None,
+) -> GateReport:
+    """Raise PairRefused, a CheckpointError that names what does not fit, unless the two belong together.
 
     Reads what `inspect_pair` reads and raises what it raises.
     """
-    report = inspect_pair(target, drafter)
+    report = inspect_pair(target, drafter, records)
     if not report.accepts(allow_revision_mismatch):
         raise PairRefused(report, allow_revision_mismatch)
     return report
 
 
-def inspect_pair(target: Path, drafter: Path) -> GateReport:
+def inspect_pair(
+    target: Path, drafter: Path, records: Sequence[PairRecord] | None = None
+) -> GateReport:
     """Compare the drafter in the folder `drafter` with the target in the folder `target`.
+
+    records: the registered pairs, those of the package if None
 
     Reads configs, tokenizer files and headers. Raises CheckpointError where one of the two is
     nothing that can be compared: another kind of model, a missing or damaged file.
@@ -129,14 +160,17 @@ def inspect_pair(target: Path, drafter: Path) -> GateReport:
     checks.append(facts.layer_check(look_up(values, "num_target_layers")))
     checks += _tokenizer_checks(facts, values, drafter)
     origins = find_origin(target), find_origin(drafter)
-    pair = find_pair(origins[0], facts, origins[1], drafter, values)
+    known = registered() if records is None else records
+    pair = find_pair(origins[0], facts, origins[1], drafter, values, known)
     if pair is not None:
         by_record = target_side(pair, origins[0], facts)
         by_record += drafter_side(pair, drafter, values, config)
         refused = {check.field for check in checks if not check.holds}
         checks += [c for c in by_record if c.field.removeprefix(RECORDED) not in refused]
-    notes = unknown_parts(pair, *origins)
+    notes = unknown_parts(pair, *origins, drafter)
     notes += [f"The {name} that {drafter} names is never run." for name in CODE if name in values]
+    if unread := unread_tokenizer(drafter):
+        notes.append(f"The drafter's {unread} could not be compared: only tokenizer.json is read.")
     if config is None:
         notes.append("The tensors were not compared, as the drafter's config.json is not sound.")
     else:  # at the end: there may be many

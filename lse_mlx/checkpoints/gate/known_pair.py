@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -9,17 +10,18 @@ from typing import Any
 
 from lse_mlx.checkpoints.checks import NOTHING, Check, Kind, Words
 from lse_mlx.checkpoints.conversion.manifest import MANIFEST, Manifest
+from lse_mlx.checkpoints.conversion.plan import CONFIG, WEIGHTS, converted_config
 from lse_mlx.checkpoints.drafter_config import (
     DFlash2Config,
     Quantization,
+    in_place,
     inspect_config,
     look_up,
 )
 from lse_mlx.checkpoints.gate.pair_record import PAIR_FILE
 from lse_mlx.checkpoints.gate.target_facts import TargetFacts
 from lse_mlx.checkpoints.origin import Origin, find_origin
-from lse_mlx.checkpoints.pairing import DEMO_PAIR, PAIRS, PairRecord, read_pairs
-from lse_mlx.errors import CheckpointError
+from lse_mlx.checkpoints.pairing import PairRecord
 
 CONVERSION_ADDS = ("quantization", "quantization_config")
 """Fields that a conversion adds to config.json; they are held to the stored tensors instead."""
@@ -27,6 +29,7 @@ REGISTERED = Quantization(group_size=64, bits=8)
 """The conversion that a record gives hashes of."""
 THE_RECORD = "the record of "
 """Begins what a comparison with a record says."""
+MANIFEST_SAYS = f"its {MANIFEST} says"
 RECORDED = "recorded "
 """Begins the name of what a record says of its target's geometry, before the drafter's name of it."""
 
@@ -36,12 +39,14 @@ class KnownPair:
     """A record, and why it is the one that counts.
 
     whole: whether its config is all of a config.json, so that a field it lacks may not be there
-    by_content: whether it was found by what the target's files hold, whatever they are called
+    by_content: whether it was found by what the files hold, whatever the target is called
+    path: the pair.json that it came with beside a drafter, None for a registered one
     """
 
     record: PairRecord
     whole: bool
     by_content: bool = False
+    path: Path | None = None
 
     @property
     def has(self) -> str:
@@ -50,38 +55,52 @@ class KnownPair:
 
 
 def find_pair(
-    target: Origin, facts: TargetFacts, drafter: Origin, folder: Path, values: dict[str, Any]
+    target: Origin,
+    facts: TargetFacts,
+    drafter: Origin,
+    folder: Path,
+    values: dict[str, Any],
+    records: Sequence[PairRecord],
 ) -> KnownPair | None:
     """The record that counts, the first of these; None where there is none:
 
-    pair.json in the drafter's `folder` or, for a conversion, in the one around it; the registered
-    pair whose drafter has this origin; the one that holds the whole of `values`, the drafter's
-    config.json; the one whose target has this tokenizer and geometry; the one whose target may be
-    called so, where that one says nothing of a tokenizer.
+    the one of `records`, the registered pairs, whose drafter has this origin, as nothing that a
+    repository brings along may undo what is recorded of it; pair.json in the drafter's `folder` or,
+    for a conversion, in the one around it; the registered pair that holds the whole of `values`,
+    the drafter's config.json; the one whose target has this tokenizer and geometry; the one whose
+    target may be called so, where that one says nothing of a tokenizer.
     Raises CheckpointError for a damaged record.
     """
+    known = [KnownPair(record, _is_whole(record)) for record in records]
+    published = next((pair for pair in known if _is_published(pair.record, drafter)), None)
+    path = own_record(folder)
+    if published is not None or path is None:
+        return published or _by_likeness(known, target, facts, values)
+    record = PairRecord.read(path, "remove it, or put the record of the pair in its place")
+    return KnownPair(record, _is_whole(record), path=path)
+
+
+def own_record(folder: Path) -> Path | None:
+    """The pair.json of the drafter in `folder`, None where it has none."""
     # A conversion lies inside the folder of its source unless another place was asked for.
     around = [folder.resolve().parent] if (folder / MANIFEST).is_file() else []
-    for place in (folder, *around):
-        if (path := place / PAIR_FILE).is_file():
-            record = _read_record(path)
-            return KnownPair(record, _is_whole(record))
-    demo = KnownPair(PairRecord.read(DEMO_PAIR), whole=True, by_content=True)
-    known = [*(KnownPair(record, whole=False) for record in read_pairs(PAIRS)), demo]
-    return next(
-        chain(
-            (pair for pair in known if _is_published(pair.record, drafter)),
-            (pair for pair in [demo] if all(check.holds for check in _config(demo, values))),
-            (replace(p, by_content=True) for p in known if _has_content(p.record, facts)),
-            (
-                pair
-                for pair in known
-                if pair.record.target.tokenizer_sha256 is None
-                and pair.record.fits(target.repository)
-            ),
-        ),
-        None,
+    paths = (place / PAIR_FILE for place in (folder, *around))
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _by_likeness(
+    known: Sequence[KnownPair], target: Origin, facts: TargetFacts, values: dict[str, Any]
+) -> KnownPair | None:
+    """The registered pair that the files or the target's name are like."""
+    config = (p for p in known if p.whole and all(check.holds for check in _config(p, values)))
+    content = (pair for pair in known if _has_content(pair.record, facts))
+    named = (
+        pair
+        for pair in known
+        if pair.record.target.tokenizer_sha256 is None and pair.record.fits(target.repository)
     )
+    like = (replace(pair, by_content=True) for pair in chain(config, content))
+    return next(chain(like, named), None)
 
 
 def target_side(pair: KnownPair, origin: Origin, facts: TargetFacts) -> list[Check]:
@@ -106,32 +125,37 @@ def target_side(pair: KnownPair, origin: Origin, facts: TargetFacts) -> list[Che
 def drafter_side(
     pair: KnownPair, folder: Path, values: dict[str, Any], config: DFlash2Config | None
 ) -> list[Check]:
-    """The drafter in `folder` held to the record: its config leaf by leaf, and its revision."""
+    """The drafter in `folder` held to the record: its config leaf by leaf, its revision, hashes."""
     checks = _config(pair, values) + _published(pair, find_origin(folder))
-    checks += _hashes(pair, folder, config) if config is not None else []
+    if config is not None:
+        checks += _hashes(pair, folder, values, config.quantization)
     return checks
 
 
-def unknown_parts(pair: KnownPair | None, target: Origin, drafter: Origin) -> list[str]:
-    """What could not be compared, in sentences."""
+def unknown_parts(
+    pair: KnownPair | None, target: Origin, drafter: Origin, folder: Path
+) -> list[str]:
+    """What could not be compared, and which record a drafter in `folder` brings, in sentences."""
     if pair is None:
         return ["No record names this pair: only what the two checkpoints say was compared."]
     record, notes = pair.record, []
+    if pair.path is not None:
+        notes.append(f"The record of {record.name} is {pair.path}, which came with the drafter.")
+    elif (path := own_record(folder)) is not None:
+        notes.append(f"{path} does not count, as {drafter.repository} is registered.")
     if pair.by_content and target.known and not record.fits(target.repository):
         notes.append(f"The target {target} is told by its content to be that of {record.name}.")
     if not target.known and not (pair.by_content and record.target.revision is None):
         notes.append(f"Name and revision of the target in {target.repository} are not known.")
+    if record.target.tokenizer_sha256 is None:
+        notes.append(
+            f"The target's tokenizer could not be compared: the record of {record.name} has none."
+        )
     if not drafter.known and record.drafter.revision is not None:
         notes.append(f"The revision of the drafter in {drafter.repository} is not known.")
+    if (folder / MANIFEST).is_file() and hash_in_cache(folder / WEIGHTS) is None:
+        notes.append(f"Of the weights in {folder} only their {MANIFEST} says what they are.")
     return notes
-
-
-def _read_record(path: Path) -> PairRecord:
-    """The record that came with a checkpoint, whatever somebody wrote into it."""
-    try:
-        return PairRecord.read(path)
-    except RecursionError as error:
-        raise CheckpointError(f"{path} nests too deep to be a record: remove it.") from error
 
 
 def _is_published(record: PairRecord, drafter: Origin) -> bool:
@@ -142,9 +166,9 @@ def _is_published(record: PairRecord, drafter: Origin) -> bool:
 def _has_content(record: PairRecord, facts: TargetFacts) -> bool:
     """Whether the target has the tokenizer and the geometry of the record, which gives both."""
     recorded = record.target.tokenizer_sha256
-    if recorded is None or recorded != facts.tokenizer.sha256:
+    if recorded is None or not all(check.holds for check in _geometry(record, facts)):
         return False
-    return all(check.holds for check in _geometry(record, facts))
+    return recorded == facts.tokenizer.sha256  # last, as it sorts and hashes every token
 
 
 def _is_whole(record: PairRecord) -> bool:
@@ -164,7 +188,7 @@ def _geometry(record: PairRecord, facts: TargetFacts) -> list[Check]:
 
 
 def _config(pair: KnownPair, values: dict[str, Any]) -> list[Check]:
-    recorded = pair.record.drafter.config
+    recorded, values = in_place(pair.record.drafter.config), in_place(values)
     names = list(_leaves(recorded))
     if pair.whole:
         names += [name for name in _leaves(values) if look_up(recorded, name) is NOTHING]
@@ -193,31 +217,45 @@ def _published(pair: KnownPair, origin: Origin) -> list[Check]:
     return [_revision("drafter revision", origin.revision, record.revision, pair.has)]
 
 
-def _hashes(pair: KnownPair, folder: Path, config: DFlash2Config) -> list[Check]:
+def _hashes(
+    pair: KnownPair, folder: Path, values: dict[str, Any], quantization: Quantization | None
+) -> list[Check]:
     """Hashes that are known without reading the weights, held to the recorded ones."""
-    record, quantization = pair.record.drafter, config.quantization
+    record, sha256 = pair.record.drafter, hash_in_cache(folder / WEIGHTS)
+    checks: list[Check] = []
     found: list[tuple[str, str | None, str | None]] = []
     if quantization is None:
-        found.append(("sha256", _hash_in_cache(folder / "model.safetensors"), record.sha256))
+        # Every field counts here, also those that the record does not list.
+        text = converted_config(values, REGISTERED.bits).encode()
+        found.append(("sha256", sha256, record.sha256))
+        found.append(("config.json sha256 once converted", _sha256(text), record.q8_config_sha256))
     elif (folder / MANIFEST).is_file():
-        manifest = Manifest.read(folder)
+        manifest, says = Manifest.read(folder), MANIFEST_SAYS
+        size = (folder / WEIGHTS).stat().st_size
+        checks.append(Check.equal("drafter bytes", size, manifest.bytes, says))
         found.append(("source sha256", manifest.source_sha256, record.sha256))
-        if quantization == REGISTERED:
-            found.append(("sha256", manifest.sha256, record.q8_sha256))
+        # A manifest can be copied beside other weights; the name that the cache gives them cannot.
+        sha256 = sha256 or manifest.sha256
     if quantization == REGISTERED:
-        text = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
-        found.append(("config.json sha256", text, record.q8_config_sha256))
-    return [
+        text = (folder / CONFIG).read_bytes()
+        found.append(("sha256", sha256, record.q8_sha256))
+        found.append(("config.json sha256", _sha256(text), record.q8_config_sha256))
+    return checks + [
         _revision(f"drafter {name}", own, recorded, pair.has)
         for name, own, recorded in found
         if own is not None and recorded is not None
     ]
 
 
-def _hash_in_cache(path: Path) -> str | None:
+def _sha256(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
+
+
+def hash_in_cache(path: Path) -> str | None:
     """The SHA-256 by which the hub's cache calls the file, None for a file that lies elsewhere."""
-    name = path.resolve().name
-    return name if re.fullmatch(r"[0-9a-f]{64}", name) else None
+    blob = path.resolve()
+    is_named = blob.parent.name == "blobs" and re.fullmatch(r"[0-9a-f]{64}", blob.name)
+    return blob.name if is_named else None
 
 
 def _revision(field: str, drafter: object, target: object, says: str) -> Check:

@@ -11,6 +11,7 @@ from lse_mlx.checkpoints.gate.target_facts import read_target
 from lse_mlx.checkpoints.json_object import json_text
 from lse_mlx.checkpoints.origin import Origin, find_origin
 from lse_mlx.checkpoints.pairing import PairRecord
+from lse_mlx.checkpoints.regular_file import open_regular
 from lse_mlx.errors import CheckpointError, reason
 
 PAIR_FILE = "pair.json"
@@ -32,7 +33,7 @@ def pair_record_of(
     weights = drafter / "model.safetensors"
     config = read_drafter_values(drafter)
     try:
-        with weights.open("rb") as file:
+        with open_regular(weights) as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         size = weights.stat().st_size
     except OSError as error:
@@ -56,7 +57,7 @@ def pair_record_of(
             "config": config,
         },
     }
-    PairRecord.parse(record, f"record of {name}")
+    PairRecord.parse(record, f"The record of {name}")
     return record
 
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lse_mlx.checkpoints.checks import NOTHING, Check, Words
+from lse_mlx.checkpoints.checks import NOTHING, Check, Words, shown
 from lse_mlx.checkpoints.complete import weight_files
 from lse_mlx.checkpoints.gate.tokenizer_identity import TokenizerIdentity, read_tokenizer
 from lse_mlx.checkpoints.safetensors_header import StoredTensor, read_header
 from lse_mlx.checkpoints.target_config import check_supported, read_config
-from lse_mlx.errors import CheckpointError
+from lse_mlx.errors import CheckpointError, printable
 
 FLOATS = ("BF16", "F16", "F32")
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
@@ -120,9 +120,14 @@ def _read_headers(folder: Path) -> dict[str, StoredTensor]:
     """The tensors of all model*.safetensors, which is what a target is loaded from."""
     paths = sorted(folder.glob("model*.safetensors"))
     absent = {path.name for path in weight_files(folder)} - {path.name for path in paths}
+    if unread := [name for name in absent if (folder / name).exists()]:
+        raise CheckpointError(
+            f"{folder} keeps weights in {printable(min(unread))}, but only files called "
+            "model*.safetensors are loaded: use another build of this checkpoint."
+        )
     if absent or not paths:
         raise CheckpointError(
-            f"{folder} has no {min(absent, default='model*.safetensors')}: "
+            f"{folder} has no {printable(min(absent, default='model*.safetensors'))}: "
             "download the weights of this checkpoint."
         )
     tensors: dict[str, StoredTensor] = {}
@@ -130,8 +135,8 @@ def _read_headers(folder: Path) -> dict[str, StoredTensor]:
         held = read_header(path).tensors
         if twice := tensors.keys() & held.keys():
             raise CheckpointError(
-                f"{path} holds the tensor {min(twice)}, as another file beside it does: "
-                "download the checkpoint into an empty folder."
+                f"{printable(str(path))} holds the tensor {shown(Words(min(twice)))}, as another "
+                "file beside it does: download the checkpoint into an empty folder."
             )
         tensors |= held
     return tensors

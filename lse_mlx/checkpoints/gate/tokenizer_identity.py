@@ -1,7 +1,8 @@
 """What a tokenizer's files say its tokens are, one hash of it, and where two of them differ.
 
-Which text a token stands for, and which tokens are added ones (control tokens and the like), is what
-a drafter was trained on. How text is split is the target's business alone and is not looked at.
+Which text a token stands for, which tokens are added ones (control tokens and the like), and which
+of them begins, ends or fills a text is what a drafter was trained on. How text is split is the
+target's business alone and is not looked at.
 """
 
 import hashlib
@@ -11,11 +12,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
+from lse_mlx.checkpoints.checks import shown
 from lse_mlx.checkpoints.json_object import read_json_object
 from lse_mlx.errors import CheckpointError
 
 FILES = ("tokenizer.json", "vocab.json")
 """Either holds a vocabulary; the first that is there is read."""
+OTHER_FILES = ("tokenizer.model", "vocab.txt")
+"""Other forms of a vocabulary, which are not read."""
+CONFIG = "tokenizer_config.json"
+ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
+"""Fields of tokenizer_config.json, in the order of their comparison."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +31,12 @@ class TokenizerIdentity:
 
     tokens: every token and its id, the added ones too
     added: the ids of added tokens, and whether each is special (left out of a reply's text)
+    roles: the token in each of ROLES that has one; None where no file names any
     """
 
     tokens: dict[str, int]
     added: dict[int, bool]
+    roles: dict[str, str] | None = None
 
     @property
     def largest(self) -> int:
@@ -37,10 +46,11 @@ class TokenizerIdentity:
     @cached_property
     def sha256(self) -> str:
         """SHA-256 of a canonical form: ASCII JSON without spaces, {"added": [[id, special], ...],
-        "tokens": [[id, token], ...]}, both ascending."""
+        "roles": [[role, token], ...], "tokens": [[id, token], ...]}, all ascending."""
         tokens = sorted([i, token] for token, i in self.tokens.items())
         added = sorted([i, special] for i, special in self.added.items())
-        form = json.dumps({"added": added, "tokens": tokens}, separators=(",", ":"))
+        held = {"added": added, "roles": sorted((self.roles or {}).items()), "tokens": tokens}
+        form = json.dumps(held, separators=(",", ":"))
         return hashlib.sha256(form.encode("ascii")).hexdigest()
 
     def text_token(self, token_id: int) -> str | None:
@@ -50,11 +60,18 @@ class TokenizerIdentity:
         return next((token for token, i in self.tokens.items() if i == token_id), None)
 
     def first_difference(self, other: "TokenizerIdentity") -> tuple[str, str] | None:
-        """What each of the two says of the lowest id that they say different things of."""
+        """What each of the two says of the lowest id that they say different things of, or else of
+        the first role, where the files of both name roles."""
         mine, theirs = self._by_id(), other._by_id()
         for i in sorted(mine.keys() | theirs.keys()):
             if mine.get(i) != theirs.get(i):
                 return self._said(i, mine.get(i)), other._said(i, theirs.get(i))
+        if self.roles is None or other.roles is None:
+            return None
+        for role in ROLES:
+            one, another = self.roles.get(role), other.roles.get(role)
+            if one != another:
+                return f"{role} = {one!r}", f"{role} = {another!r}"
         return None
 
     def _by_id(self) -> dict[int, tuple[list[str], bool | None]]:
@@ -75,11 +92,18 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in FILES)
 
 
+def unread_tokenizer(folder: Path) -> str | None:
+    """The name of a vocabulary in `folder` where it has one, but none that can be read."""
+    names = [] if has_tokenizer(folder) else OTHER_FILES
+    return next((name for name in names if (folder / name).is_file()), None)
+
+
 def read_tokenizer(folder: Path) -> TokenizerIdentity:
     """The tokenizer in `folder`, from its JSON files alone; nothing is run that they may name.
 
     tokenizer.json or vocab.json gives the vocabulary; added tokens are those of tokenizer.json, of
-    added_tokens.json and of tokenizer_config.json's added_tokens_decoder together.
+    added_tokens.json and of tokenizer_config.json's added_tokens_decoder together; that file's too are
+    the roles.
     Raises CheckpointError if there is none, or a file is damaged.
     """
     path = next((folder / name for name in FILES if (folder / name).is_file()), None)
@@ -94,12 +118,14 @@ def read_tokenizer(folder: Path) -> TokenizerIdentity:
     else:
         vocabulary = _checked(path, held)
     # What says which tokens are special counts before what does not.
-    added = _plain(folder / "added_tokens.json") | _decoder(folder / "tokenizer_config.json")
+    about = folder / CONFIG
+    stated = read_json_object(about) if about.is_file() else {}
+    added = _plain(folder / "added_tokens.json") | _decoder(about, stated)
     added |= listed
     tokens = vocabulary | {token: i for token, (i, _) in added.items()}
     if not tokens:
         _refuse(path, "it has no tokens")
-    return TokenizerIdentity(tokens, dict(added.values()))
+    return TokenizerIdentity(tokens, dict(added.values()), _roles(about, stated) or None)
 
 
 def _refuse(path: Path, what: str) -> NoReturn:
@@ -122,7 +148,7 @@ def _checked(path: Path, vocabulary: Any) -> dict[str, int]:
         _refuse(path, "it has no vocabulary")
     for token, i in vocabulary.items():
         if not isinstance(token, str) or type(i) is not int or i < 0:
-            _refuse(path, f"it gives the token {token!r} the id {i!r}")
+            _refuse(path, f"it gives the token {shown(token)} the id {shown(i)}")
     return vocabulary
 
 
@@ -139,9 +165,22 @@ def _plain(path: Path) -> dict[str, tuple[int, bool]]:
     return {token: (i, False) for token, i in _checked(path, read_json_object(path)).items()}
 
 
-def _decoder(path: Path) -> dict[str, tuple[int, bool]]:
+def _roles(path: Path, stated: dict[str, Any]) -> dict[str, str]:
+    """The tokens that a tokenizer_config.json gives a role, each as its text or as an object."""
+    roles: dict[str, str] = {}
+    for role in ROLES:
+        token = stated.get(role)
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            roles[role] = token
+        elif token is not None or stated.get(role) is not None:
+            _refuse(path, f"it gives {role} as {shown(stated[role])}")
+    return roles
+
+
+def _decoder(path: Path, stated: dict[str, Any]) -> dict[str, tuple[int, bool]]:
     """The added tokens that a tokenizer_config.json lists by their ids."""
-    entries = (read_json_object(path).get("added_tokens_decoder") or {}) if path.is_file() else {}
+    entries = stated.get("added_tokens_decoder") or {}
     if not isinstance(entries, dict) or not all(isinstance(e, dict) for e in entries.values()):
         _refuse(path, "its added_tokens_decoder is no object of objects")
     ids = {i: int(i) if i.isdecimal() and len(i) < 10 else i for i in entries}
@@ -151,5 +190,6 @@ def _decoder(path: Path) -> dict[str, tuple[int, bool]]:
 def _added(path: Path, i: Any, entry: dict[str, Any]) -> tuple[str, tuple[int, bool]]:
     token, special = entry.get("content"), entry.get("special", False)
     if not isinstance(token, str) or type(i) is not int or i < 0 or not isinstance(special, bool):
-        _refuse(path, f"it gives the added token {token!r} the id {i!r}, special {special!r}")
+        given = f"{shown(token)} the id {shown(i)}, special {shown(special)}"
+        _refuse(path, f"it gives the added token {given}")
     return token, (i, special)

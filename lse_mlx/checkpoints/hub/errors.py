@@ -1,6 +1,9 @@
 """What went wrong with the hub, as one sentence."""
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from huggingface_hub.errors import (
     DisabledRepoError,
@@ -14,13 +17,24 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import httpx
 
-from lse_mlx.errors import CheckpointError, reason
+from lse_mlx.checkpoints.disk import NO_ROOM
+from lse_mlx.checkpoints.hub.requests import TOO_OFTEN
+from lse_mlx.errors import CheckpointError, printable, reason
 
-HUB_FAULTS = (httpx.HTTPError, OSError, HFValidationError, EntryNotFoundError)
+HUB_FAULTS = (httpx.HTTPError, httpx.InvalidURL, OSError, HFValidationError, EntryNotFoundError)
 """Everything that huggingface_hub raises for a request, a wrong name, or a cache on disk."""
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_FORBIDDEN = (errno.EACCES, errno.EPERM)
+_IN_THE_WAY = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY)
+
+
+@contextmanager
+def as_sentences(name: str) -> Iterator[None]:
+    """Turn what huggingface_hub raises into one sentence about `name`, a CheckpointError."""
+    try:
+        yield
+    except HUB_FAULTS as fault:
+        raise hub_error(fault, name) from fault
 
 
 def hub_error(fault: Exception, name: str) -> CheckpointError:
@@ -33,7 +47,8 @@ def hub_error(fault: Exception, name: str) -> CheckpointError:
         if said := _said_by_connection(one, name) or _said_by_disk(one, name):
             return CheckpointError(said)
     return CheckpointError(
-        f"{name} could not be downloaded ({reason(fault)}): start it again, and what is there stays."
+        f"{name} could not be downloaded ({printable(reason(fault))}): start it again, and what is "
+        "there stays."
     )
 
 
@@ -76,6 +91,11 @@ def _said_by_status(status: int, name: str) -> str:
             f"The hub refuses {name} (HTTP {status}): it may be private or not there; check the "
             "name, and set HF_TOKEN to a token that may read it."
         )
+    if status == TOO_OFTEN:
+        return (
+            f"The hub is asked too often (HTTP {status}) and refuses {name}: start it again later, "
+            "or set HF_TOKEN, as it lets its accounts ask more."
+        )
     if status == 404:
         return f"{name} lacks a file that its list has (HTTP 404): start it again."
     return f"The hub answers HTTP {status} for {name}: try again later, and what is there stays."
@@ -85,6 +105,8 @@ def _said_by_connection(fault: BaseException, name: str) -> str | None:
     match fault:
         case httpx.ProxyError():
             return f"{name} cannot be downloaded through the proxy: check HTTPS_PROXY."
+        case httpx.TooManyRedirects() | httpx.UnsupportedProtocol() | httpx.InvalidURL():
+            return f"The hub sends the request for {name} on to nowhere: check HF_ENDPOINT."
         case httpx.TimeoutException():
             return f"The hub did not answer in time for {name}: check the network and try again."
         case httpx.ConnectError():
@@ -97,9 +119,21 @@ def _said_by_connection(fault: BaseException, name: str) -> str | None:
 def _said_by_disk(fault: BaseException, name: str) -> str | None:
     if not isinstance(fault, OSError):
         return None
-    if fault.errno in _FULL:
+    if fault.errno in NO_ROOM:
         return f"The disk is full while {name} is downloading: make room and start it again."
+    path = fault.filename2 or fault.filename
+    place = printable(str(path or "the Hugging Face cache"))
+    if fault.errno == errno.EROFS:
+        return f"{name} cannot be written to {place}, which is read-only: set HF_HOME elsewhere."
     if fault.errno in _FORBIDDEN:
-        place = fault.filename or "the Hugging Face cache"
-        return f"{name} cannot be written to {place}: make it writable, or set HF_HOME elsewhere."
+        return (
+            f"{name} cannot be read or written at {place}: change its permissions, or set HF_HOME "
+            "elsewhere."
+        )
+    if fault.errno in _IN_THE_WAY and path is not None:
+        there = (one for one in (Path(path), *Path(path).parents) if one.exists())
+        return (
+            f"{name} cannot be kept in the cache, as {printable(str(next(there, path)))} is in the "
+            "way: remove that, or set HF_HOME elsewhere."
+        )
     return None

@@ -1,6 +1,5 @@
 """The files of a checkpoint on the hub: which are needed, and whether the cache has them as listed."""
 
-import hashlib
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,8 +8,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from lse_mlx.checkpoints.complete import FOREIGN
+from lse_mlx.checkpoints.hashing import content_name
 from lse_mlx.checkpoints.safetensors_header import read_header
-from lse_mlx.errors import CheckpointError
+from lse_mlx.errors import CheckpointError, printable
 
 NEEDED = (
     "*.json",
@@ -22,7 +22,6 @@ NEEDED = (
 )
 """Patterns of the files that a checkpoint is loaded from. Never code, never pickles."""
 
-CHUNK = 8 << 20
 PART = ".incomplete"
 
 
@@ -31,11 +30,13 @@ class RemoteFile:
     """A file in the hub's list.
 
     size: bytes; blob: the name of its contents in the cache, a SHA-256 if `large`, else Git's hash
+    git: Git's hash of what it keeps of the file
     """
 
     name: str
     size: int
     blob: str
+    git: str
     large: bool
 
 
@@ -60,6 +61,17 @@ class Place:
         """Where the bytes of `file` gather until it is whole."""
         return self.storage / "blobs" / f"{file.blob}{PART}"
 
+    def name(self, file: RemoteFile) -> None:
+        """Give the blob of `file` its name in the snapshot. Raises OSError."""
+        self.snapshot.mkdir(parents=True, exist_ok=True)
+        path = self.snapshot / file.name
+        try:
+            path.symlink_to(os.path.relpath(self.blob(file), self.snapshot))
+        except FileExistsError:  # another process was first
+            pass
+        except OSError:  # a disk without links
+            self.blob(file).replace(path)
+
     def part_size(self, file: RemoteFile) -> int:
         """Bytes of `file` that an earlier download left."""
         with suppress(OSError):
@@ -78,17 +90,6 @@ def discard(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def content_name(path: Path, large: bool) -> str:
-    """What the hub calls the contents of `path`: its SHA-256 if `large`, else Git's hash of it."""
-    digest = hashlib.sha256() if large else hashlib.sha1(usedforsecurity=False)
-    with path.open("rb") as file:
-        if not large:
-            digest.update(b"blob %d\0" % os.fstat(file.fileno()).st_size)
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def changed(place: Place, file: RemoteFile) -> CheckpointError:
     """The error for a file that is another one than the hub's list said."""
     return CheckpointError(
@@ -97,10 +98,13 @@ def changed(place: Place, file: RemoteFile) -> CheckpointError:
     )
 
 
-def is_needed(name: str, patterns: Sequence[str]) -> bool:
-    """Whether the file `name` of a repository is to be downloaded: none from its folders."""
-    plain = "/" not in name and "\\" not in name and not name.startswith(".")
-    return plain and any(fnmatchcase(name, pattern) for pattern in patterns)
+def is_needed(name: str) -> bool:
+    """Whether the file `name` of a repository is to be downloaded.
+
+    None from its folders, and none whose name a terminal would obey.
+    """
+    plain = not any(one in name for one in "/\\:") and not name.startswith(".")
+    return plain and name.isprintable() and any(fnmatchcase(name, one) for one in NEEDED)
 
 
 def check_usable(wanted: object, names: Sequence[str], found: Sequence[RemoteFile]) -> None:
@@ -112,7 +116,7 @@ def check_usable(wanted: object, names: Sequence[str], found: Sequence[RemoteFil
         )
     if not any(name.endswith(".safetensors") for name in kept):
         foreign = sorted(name for name in names if name.endswith(FOREIGN))
-        besides = f" but {foreign[0]}, which is not read" if foreign else ""
+        besides = f" but {printable(foreign[0])}, which is not read" if foreign else ""
         raise CheckpointError(
             f"{wanted} has no model.safetensors{besides}: choose a build with safetensors."
         )

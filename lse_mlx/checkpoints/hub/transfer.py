@@ -1,23 +1,32 @@
-"""Bytes from the hub: large files piece by piece, so that a broken download goes on where it was."""
+"""Bytes from the hub: files piece by piece, so that a broken download goes on where it was."""
 
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Event, Lock, Thread
-from types import TracebackType
+from threading import Lock, Thread
+from time import sleep
 
-from huggingface_hub import get_hf_file_metadata, hf_hub_url
-from huggingface_hub.file_download import http_get
-from huggingface_hub.utils import HfHubHTTPError, WeakFileLock, build_hf_headers
+from huggingface_hub import hf_hub_url
+from huggingface_hub.utils import HfHubHTTPError, WeakFileLock, httpx
 
-from lse_mlx.checkpoints.hub.files import Place, RemoteFile, changed, content_name
+from lse_mlx.checkpoints.disk import full_sync
+from lse_mlx.checkpoints.hashing import content_name
+from lse_mlx.checkpoints.hub.files import Place, RemoteFile, changed
+from lse_mlx.checkpoints.hub.requests import opened
 from lse_mlx.checkpoints.progress import Progress
 
 WORKERS = 4
 """Files in flight at once."""
 
-RANGE_REFUSED = 416
+PIECE = 1 << 20
+"""Bytes that are taken from a connection at once."""
+
+ATTEMPTS = 5
+"""How often a file is asked for without a byte that is new."""
+
+PARTIAL, RANGE_REFUSED = 206, 416
+BROKEN = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError)
 
 
 class Meter:
@@ -27,51 +36,33 @@ class Meter:
         self._progress, self._total = progress, total
         self._done = 0
         self._lock = Lock()
-        self._stop = Event()
+        self._stopped = False
         progress.advance("download", 0, total)
 
     def add(self, count: int, name: str) -> None:
         """Count `count` more bytes of the file `name`; raises InterruptedError after `stop`."""
-        if self._stop.is_set():
-            raise InterruptedError("stopped")
         with self._lock:
+            if self._stopped:
+                raise InterruptedError("stopped")
             self._done += count
             # The last step is told once, by `finish`.
             shown = min(max(self._done, 0), max(self._total - 1, 0))
             self._progress.advance("download", shown, self._total, name)
 
     def stop(self) -> None:
-        """Make every file's next piece its last."""
-        self._stop.set()
+        """Make every file's next piece its last. Afterwards only `finish` tells the Progress.
+
+        A worker that told it later could bring back a bar that was taken off the screen.
+        """
+        with self._lock:
+            self._stopped = True
 
     def finish(self) -> None:
         self._progress.advance("download", self._total, self._total)
 
 
-class _Bar:
-    """What http_get tells of its bytes, handed on to a Meter."""
-
-    def __init__(self, meter: Meter, name: str, initial: int):
-        self._meter, self._name = meter, name
-        meter.add(initial, name)
-
-    def update(self, count: float | None = 1) -> None:
-        self._meter.add(int(count or 0), self._name)
-
-    def __enter__(self) -> "_Bar":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        pass
-
-
 def transfer(place: Place, files: Sequence[RemoteFile], progress: Progress) -> None:
-    """Bring large `files` into the cache's blobs, several at once, each proven by its SHA-256.
+    """Bring `files` into the cache's blobs, several at once, each proven by its hash.
 
     What an earlier download left of a file is kept and continued. Raises CheckpointError for a
     file that is not what the hub's list says, and what huggingface_hub raises.
@@ -117,40 +108,54 @@ def _fetch(place: Place, file: RemoteFile, meter: Meter) -> None:
         url = hf_hub_url(
             place.repository, file.name, revision=place.commit, endpoint=place.endpoint
         )
-        told = get_hf_file_metadata(url, endpoint=place.endpoint)
-        if told.etag != file.blob or told.size not in (None, file.size):
-            raise changed(place, file)
         part = place.part(file)
-        _continue(url, part, file, meter)
-        if part.stat().st_size != file.size or content_name(part, large=True) != file.blob:
+        sent = _continue(url, part, file, meter)
+        if not sent or content_name(part, large=file.large) != file.blob:
             part.unlink()
             raise changed(place, file)
-        part.replace(place.blob(file))
+        _keep(part, place.blob(file))
 
 
-def _continue(url: str, part: Path, file: RemoteFile, meter: Meter) -> None:
-    """Append to `part` what is missing of `file`."""
-    headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+def _keep(part: Path, blob: Path) -> None:
+    """Give the proven bytes in `part` the name that vouches for them, once they are on the disk."""
+    with part.open("rb") as written:
+        full_sync(written.fileno())
+    part.replace(blob)
+
+
+def _continue(url: str, part: Path, file: RemoteFile, meter: Meter) -> bool:
+    """Append to `part` what is missing of `file`; False where what is sent is another file.
+
+    A connection that breaks is taken up again. No byte is kept beyond the size that was listed.
+    """
     with part.open("ab") as out:
-        if out.tell() > file.size:
-            out.truncate(0)
-        try:
-            http_get(
-                url,
-                out,
-                resume_size=out.tell(),
-                headers=headers,
-                expected_size=file.size,
-                displayed_filename=file.name,
-                tqdm_class=lambda **bar: _Bar(meter, file.name, bar.get("initial") or 0),  # type: ignore[arg-type]
-            )
-        except HfHubHTTPError as error:
-            if error.response is not None and error.response.status_code == RANGE_REFUSED:
-                out.truncate(0)  # it is not the file that these bytes began
-            raise
-        except InterruptedError:
-            raise
-        except OSError as error:
-            if error.errno is None:  # http_get's word for a body of another length
-                out.truncate(0)
-            raise
+        done = furthest = out.tell()
+        if done > file.size:
+            return False
+        meter.add(done, file.name)
+        attempts = ATTEMPTS
+        while done < file.size:
+            try:
+                with opened(url, begin=done) as answer:
+                    if done and answer.status_code != PARTIAL:  # it is sent from its start
+                        meter.add(-done, file.name)
+                        done = out.truncate(0)
+                    for piece in answer.iter_bytes(PIECE):
+                        done += len(piece)
+                        if done > file.size:
+                            return False
+                        meter.add(len(piece), file.name)
+                        out.write(piece)
+            except HfHubHTTPError as error:
+                if error.response is not None and error.response.status_code == RANGE_REFUSED:
+                    return False
+                raise
+            except BROKEN:
+                if attempts == 1:
+                    raise
+                sleep(1)
+            attempts = ATTEMPTS if done > furthest else attempts - 1
+            furthest = max(done, furthest)
+            if not attempts:
+                return False
+    return True

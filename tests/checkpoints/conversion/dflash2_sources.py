@@ -115,11 +115,14 @@ def prepare(folder: Path, settings: CacheSettings, bits: int = 8) -> tuple[Path,
     return prepare_drafter(folder, settings, said, bits), said
 
 
-def overwrite_keeping_stat(path: Path) -> None:
-    """Other bytes in the same file, of the same size and time."""
+def overwrite_keeping_stat(path: Path, last: int | None = None) -> None:
+    """Other bytes in the same file, of the same size and time: all, or the `last` so many."""
     before = path.stat()
     with path.open("r+b") as file:
-        file.write(b"\xff" * before.st_size)
+        file.seek(0 if last is None else -last, os.SEEK_SET if last is None else os.SEEK_END)
+        old = file.read()
+        file.seek(-len(old), os.SEEK_CUR)
+        file.write(bytes(255 - byte for byte in old))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     after = path.stat()
     assert (after.st_ino, after.st_size, after.st_mtime_ns) == (

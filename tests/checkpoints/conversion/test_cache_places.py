@@ -127,6 +127,15 @@ def test_the_environment_settles_where(environ, expected):
     assert CacheSettings().user_cache == Path.home() / ".cache" / "lse-mlx"
 
 
+@pytest.mark.parametrize("named", ["~nobody-is-called-so/x", "x" * 5000, "/" + "y" * 300])
+def test_a_directory_that_cannot_be_is_one_sentence(named):
+    with pytest.raises(CheckpointError) as told:
+        CacheSettings.from_environment({"LSE_DFLASH2_CACHE_DIR": named})
+    said = str(told.value)
+    assert said.startswith(f"LSE_DFLASH2_CACHE_DIR is {named[:60]!r}, which can be no folder (")
+    assert said.endswith(".") and len(said) < 300
+
+
 def test_disabled_the_source_is_used_as_it_is(source, settings):
     prepare(source, settings)
     disabled = CacheSettings(enabled=False, user_cache=settings.user_cache)
@@ -159,6 +168,32 @@ def test_a_file_in_the_way_sends_it_to_the_user_cache(source, settings):
 def test_a_dead_link_in_the_way_sends_it_to_the_user_cache(source, settings):
     (source / "lse-q8g64").symlink_to("nowhere")
     check_fallback(source, settings, "in the way")
+
+
+@pytest.mark.parametrize("mine", ["thesis.txt", "model.safetensors/thesis.txt"])
+def test_a_person_s_folder_in_the_way_sends_it_to_the_user_cache(source, settings, mine):
+    place = source / "lse-q8g64"
+    (place / mine).parent.mkdir(parents=True)
+    (place / "config.json").write_text("{}")
+    (place / mine).write_text("mine")
+    check_fallback(source, settings, "in the way")
+    assert (place / mine).read_text() == "mine"
+    assert (place / "config.json").read_text() == "{}"
+    directory = settings.user_cache / "other"
+    there, _ = prepare(source, CacheSettings(directory=directory))
+    (there / "config.json").unlink()
+    (there / "thesis.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match=r"nowhere.*-q8g64 is in the way.*'thesis\.txt'"):
+        prepare(source, CacheSettings(directory=directory))
+    assert (there / "thesis.txt").read_text() == "mine"
+
+
+def test_what_looking_at_a_folder_leaves_on_a_mac_is_nobody_s(source, settings):
+    place, _ = prepare(source, settings)
+    (place / "config.json").unlink()
+    (place / ".DS_Store").write_bytes(b"")
+    assert prepare(source, settings)[0] == place
+    assert problems(place, source) == []
 
 
 def test_a_folder_whose_path_leaves_no_room_sends_it_to_the_user_cache(tmp_path, settings):

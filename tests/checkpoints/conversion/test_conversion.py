@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 
 from lse_mlx.checkpoints.conversion import convert as conversion
-from lse_mlx.checkpoints.conversion.convert import Manifest, convert, hash_file, plan_conversion
+from lse_mlx.checkpoints.conversion.convert import convert
+from lse_mlx.checkpoints.conversion.manifest import Manifest
+from lse_mlx.checkpoints.conversion.plan import plan_conversion
+from lse_mlx.checkpoints.conversion.source_hashes import SourceHashes
+from lse_mlx.checkpoints.hashing import hash_file, hash_files
 from lse_mlx.checkpoints.progress import Silent
 from lse_mlx.errors import CheckpointError
 from tests.checkpoints.conversion.conversion_sources import (
@@ -155,9 +159,11 @@ def test_progress(source: Path) -> None:
 
 
 def test_a_known_hash_is_not_computed_again(source: Path) -> None:
-    recorder = Recorder()
-    manifest = Manifest.read(run(source, progress=recorder, source_sha256="ab" * 32))
-    assert manifest.source_sha256 == "ab" * 32
+    weights, recorder = source / "model.safetensors", Recorder()
+    hashes = SourceHashes((weights,), (), Silent())
+    hashes.compute()
+    manifest = Manifest.read(run(source, progress=recorder, hashes=hashes))
+    assert manifest.source_sha256 == sha256(weights.read_bytes())
     assert "hash-source" not in {step[0] for step in recorder.steps}
 
 
@@ -257,5 +263,6 @@ def test_the_hash_of_a_file(tmp_path: Path) -> None:
     for content in (b"", b"abc", bytes(range(256)) * 40_000):
         path.write_bytes(content)
         assert hash_file(path, Silent(), "hash") == sha256(content)
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        hash_file(tmp_path / "none", Silent(), "hash")
+    for hash_none in (hash_file, lambda path, *how: hash_files([path], *how)):
+        with pytest.raises(CheckpointError, match="none cannot be read"):
+            hash_none(tmp_path / "none", Silent(), "hash")

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from lse_mlx.checkpoints import disk
 from lse_mlx.checkpoints.conversion import convert as conversion
-from lse_mlx.checkpoints.conversion.convert import convert, hash_file, plan_conversion
+from lse_mlx.checkpoints.conversion.convert import convert
 from lse_mlx.checkpoints.conversion.new_folder import FolderTaken
+from lse_mlx.checkpoints.conversion.plan import plan_conversion
+from lse_mlx.checkpoints.hashing import hash_file
 from lse_mlx.errors import CheckpointError
 from tests.checkpoints.conversion.conversion_sources import (
     CONFIG,
@@ -121,13 +124,13 @@ def test_other_bits_are_refused(source: Path) -> None:
 # --- places
 
 
-@pytest.mark.parametrize("kind", ["file", "folder", "empty", "link", "circle"])
+@pytest.mark.parametrize("kind", ["file", "folder", "empty", "link", "circle", "nowhere"])
 def test_a_destination_that_exists_is_refused(source: Path, kind: str) -> None:
     place = source.parent / "converted"
     if kind == "file":
         place.write_text("kept")
-    elif kind in ("link", "circle"):
-        place.symlink_to("source" if kind == "link" else "converted")
+    elif kind in ("link", "circle", "nowhere"):
+        place.symlink_to({"link": "source", "circle": "converted"}.get(kind, kind))
     else:
         place.mkdir()
     if kind == "folder":
@@ -161,7 +164,7 @@ def free_disk(monkeypatch: pytest.MonkeyPatch, free: int) -> list[Path]:
         asked.append(path)
         return type("Usage", (), {"free": free})
 
-    monkeypatch.setattr(conversion.shutil, "disk_usage", disk_usage)
+    monkeypatch.setattr(disk.shutil, "disk_usage", disk_usage)
     return asked
 
 
@@ -172,7 +175,7 @@ def test_room_is_looked_for_before_anything_is_written(
     asked = free_disk(monkeypatch, need - 1)
     recorder = Recorder()
     where = source.parent / "far" / "away"
-    told = f"needs 17 MiB free in {where.parent}, but there are 16: "
+    told = f"needs 16.8 MB in {where.parent}, but 16.8 MB are free: make room there, or "
     with pytest.raises(CheckpointError, match=re.escape(told)):
         convert(source, where, "r", "v", progress=recorder)
     assert not recorder.steps and names(source.parent) == ["source"]
@@ -192,7 +195,7 @@ def test_a_disk_that_becomes_full(source: Path, monkeypatch: pytest.MonkeyPatch)
         real(*arguments)
 
     monkeypatch.setattr(conversion, "_write", write)
-    assert_refused(source, "became full while .*source was converted, which takes 1 MiB")
+    assert_refused(source, "became full while .*source was converted")
 
 
 LIMITED = """
@@ -230,7 +233,7 @@ def test_a_source_that_is_written_to_meanwhile(source: Path) -> None:
         weights.write_bytes(content[:-1] + b"\1")
         os.utime(weights, ns=(1, 1))
 
-    assert_refused(source, "changed while it was converted", progress=Recorder("quantize", write))
+    assert_refused(source, "changed while they were read", progress=Recorder("quantize", write))
 
 
 def test_a_source_that_is_cut_short_meanwhile(source: Path) -> None:
@@ -248,6 +251,20 @@ def test_a_file_that_changes_while_it_is_hashed(source: Path) -> None:
     for size in (100, 10**6):
         with pytest.raises(CheckpointError, match=f"to {size} bytes while it was read"):
             hash_file(weights, Recorder("p", lambda size=size: os.truncate(weights, size)), "p")
+
+
+def test_too_little_memory_is_one_sentence(source: Path) -> None:
+    def run_out() -> None:
+        raise MemoryError
+
+    assert_refused(source, "not enough memory to convert", progress=Recorder("quantize", run_out))
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_a_pipe_is_no_file_to_hash(source: Path) -> None:
+    os.mkfifo(source / "pipe")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        hash_file(source / "pipe", Recorder(), "p")
 
 
 def test_an_interruption_leaves_nothing(source: Path) -> None:

@@ -13,6 +13,8 @@ from lse_mlx import demo_pair
 from lse_mlx.checkpoints.conversion.convert import convert
 from lse_mlx.checkpoints.conversion.first_use import Kind, detect, verify_conversion
 from lse_mlx.errors import CheckpointError
+from tests.checkpoints.conversion.conversion_sources import matrix, small_tensors, vector
+from tests.checkpoints.conversion.conversion_sources import write_source as write_any_source
 from tests.checkpoints.conversion.dflash2_sources import (
     CHILD,
     Said,
@@ -189,7 +191,7 @@ def test_a_warm_start_reads_little_by_the_system_s_own_count(tmp_path, settings)
     ran = subprocess.run(arguments, input="go\n", capture_output=True, text=True)
     _, place, read = ran.stdout.splitlines()
     assert place == str(source / "lse-q8g64")
-    assert int(read) < 20_000  # the weights have 8 MiB, their header is among them
+    assert int(read) < 20_000  # the weights have 8 MiB, the conversion's header is among them
 
 
 # What makes a conversion invalid
@@ -215,7 +217,7 @@ def test_a_changed_config_is_converted_again(source, settings):
     place, _ = prepare(source, settings)
     write_source(source, rms_norm_eps=1e-6)
     _, said = prepare(source, settings)
-    assert said.mentions("discarding", "config.json changed")
+    assert said.mentions("discarding", "its config.json is not that of its source")
     assert problems(place, source) == []
     assert "1e-06" in (place / "config.json").read_text()
 
@@ -232,7 +234,7 @@ def test_touched_weights_are_hashed_again_once(source, settings):
     os.utime(source / "model.safetensors", ns=(1, 1))
     _, said = prepare(source, settings)
     assert said.phases == ["hash-source"]
-    assert said.mentions("hashing the source", "changed")
+    assert said.mentions("hashing the source", "time stamp is not the one noted")
     assert prepare(source, settings)[1].phases == []
 
 
@@ -245,7 +247,9 @@ def test_a_missing_or_broken_stamp_is_made_again(source, settings, stamp):
         path.unlink()
     else:
         path.write_text(stamp, "latin-1")
-    assert prepare(source, settings)[1].phases == ["hash-source"]
+    _, said = prepare(source, settings)
+    assert said.phases == ["hash-source"]
+    assert said.mentions("as nothing says whether it changed") == (stamp is None)
     assert path.read_bytes() == right
 
 
@@ -269,9 +273,22 @@ def spoil(place: Path, how: str) -> None:
     elif how == "other format":
         shutil.rmtree(place)
         shutil.copytree(place.with_name("lse-q4g64"), place)
-    elif how == "source hash":
-        values = json.loads(manifest.read_text()) | {"source_sha256": "0" * 64}
-        manifest.write_text(json.dumps(values))
+    elif how in ("source hash", "other count"):
+        other = {"source_sha256": "0" * 64} if how == "source hash" else {"tensors": 6}
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | other))
+    elif how == "pipe":
+        (place / "config.json").unlink()
+        os.mkfifo(place / "config.json")
+    else:
+        edit = {
+            "zeros": (b'{"a.weight"', bytes(11)),
+            "other type": (b'"U32"', b'"I32"'),
+            "other name": (b"a.scales", b"a.scalez"),
+            "other shape": (b'"shape":[8,32]', b'"shape":[32,8]'),
+        }[how]
+        whole = weights.read_bytes()
+        assert edit[0] in whole
+        weights.write_bytes(whole.replace(*edit, 1))
 
 
 SPOILED = {
@@ -280,13 +297,20 @@ SPOILED = {
     "no manifest": "no readable manifest",
     "broken manifest": "no readable manifest",
     "no config": "incomplete",
-    "other config": "config.json changed",
+    "other config": "config.json is not that of its source",
     "empty folder": "no readable manifest",
     "other format": "MLX affine Q4 group64",
     "source hash": "weights changed",
+    "other count": "its tensors are not",
+    "pipe": "incomplete",
+    "zeros": "header of its weights is damaged",
+    "other type": "its tensors are not",
+    "other name": "its tensors are not",
+    "other shape": "its tensors are not",
 }
 
 
+@pytest.mark.usefixtures("no_waiting")
 @pytest.mark.parametrize("how", SPOILED)
 def test_a_spoiled_conversion_is_made_again(source, settings, how):
     place, _ = prepare(source, settings)
@@ -297,6 +321,22 @@ def test_a_spoiled_conversion_is_made_again(source, settings, how):
     assert problems(place, source) == []
     assert said.mentions("discarding", str(place), SPOILED[how])
     assert unfinished(source) == []
+
+
+def test_a_source_of_any_tensors_is_converted_once(tmp_path, settings):
+    # Names that only the parts of a matrix have otherwise.
+    odd = {
+        "lone.biases": matrix(2, 64, 1),
+        "flat.weight": vector(9, 2),
+        "flat.scales": matrix(1, 64, 3),
+    }
+    source = write_any_source(tmp_path / "any", small_tensors() | odd)
+    for bits in (8, 4):
+        place, _ = prepare(source, settings, bits)
+        assert prepare(source, settings, bits) == (
+            place,
+            Said([f"using the conversion in {place}"]),
+        )
 
 
 def test_what_a_killed_process_left_goes_with_the_next_start_too(source, settings):
@@ -325,7 +365,7 @@ def test_a_valid_conversion_is_verified_by_reading_all_of_it(source, settings):
 def test_verification_finds_what_a_start_overlooks(source, settings, which):
     place, _ = prepare(source, settings)
     if which in ("source", "conversion"):
-        overwrite_keeping_stat((source if which == "source" else place) / "model.safetensors")
+        overwrite_keeping_stat((source if which == "source" else place) / "model.safetensors", 1)
         assert prepare(source, settings)[1].phases == []
     elif which == "config":
         (place / "config.json").write_text("{}")

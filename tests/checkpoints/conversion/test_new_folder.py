@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -135,6 +136,30 @@ def test_success_sweeps_what_the_killed_left_and_spares_who_is_at_work(tmp_path)
         kill(working)
     sweep(destination)
     assert os.listdir(tmp_path) == ["made"]
+
+
+@pytest.mark.parametrize("letter", ["n", "ü"])
+def test_the_longest_name_will_do(tmp_path, letter):
+    destination = tmp_path / (letter * (255 // len(letter.encode())))
+    kill(holder(destination))
+    make(destination)
+    assert os.listdir(tmp_path) == [destination.name]
+    with JudgedFolder(destination) as judged:
+        assert judged.remove()
+    assert os.listdir(tmp_path) == []
+
+
+def test_where_no_more_files_may_be_open_nothing_is_left(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    following = os.open(tmp_path, os.O_RDONLY)
+    os.close(following)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (following, limits[1]))
+    try:
+        with pytest.raises(FolderNotWritable, match="Too many open files"):
+            make(tmp_path / "made")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_failure_sweeps_nothing(tmp_path):

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lse_mlx.checkpoints.conversion.convert import Manifest, convert, plan_conversion
+from lse_mlx.checkpoints.conversion.convert import convert
+from lse_mlx.checkpoints.conversion.manifest import Manifest
+from lse_mlx.checkpoints.conversion.plan import plan_conversion
 from lse_mlx.checkpoints.progress import Silent
 from lse_mlx.checkpoints.safetensors_header import StoredTensor, header_bytes, read_header
 from tests.checkpoints.conversion.conversion_sources import CONFIG

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -30,22 +29,8 @@ from tests.checkpoints.conversion.dflash2_sources import (
     write_origin,
     write_source,
 )
+from tests.checkpoints.conversion.target_sources import prepare, target
 from tests.tiny_models import load_tiny, on_cpu, save_checkpoint, save_tokenizer
-
-
-def target(folder: Path, kind: str = "bf16", **config: Any) -> Path:
-    """A tiny checkpoint with tokenizer and generation settings; `config` replaces fields."""
-    save_tokenizer(save_checkpoint(folder, kind))
-    (folder / "generation_config.json").write_text('{"eos_token_id": [3]}', "utf-8")
-    values = json.loads((folder / "config.json").read_text("utf-8")) | config
-    (folder / "config.json").write_text(json.dumps(values), "utf-8")
-    return folder
-
-
-def prepare(folder: Path, settings: CacheSettings) -> tuple[Path, Said]:
-    said = Said()
-    with on_cpu():
-        return prepare_target(folder, settings, said), said
 
 
 def weights(folder: Path) -> dict[str, mx.array]:
@@ -85,7 +70,7 @@ def test_what_is_an_unquantized_target(tmp_path):
 def test_it_is_what_mlx_lm_makes_of_it(tmp_path, settings, capfd, kind, dtype):
     source = target(tmp_path / "source", kind, **({"torch_dtype": dtype} if dtype else {}))
     place, said = prepare(source, settings)
-    assert capfd.readouterr().out == ""
+    assert capfd.readouterr() == ("", "")  # neither ours nor what mlx-lm prints
     assert place == source / "lse-q4g64"
     assert said.phases == ["hash-target", "quantize-target", "write", "hash-output"]
     ends = {phase: (done, total) for phase, done, total in said.steps}
@@ -196,6 +181,10 @@ def test_the_names_of_blobs_spare_the_hashing(source, settings):
     assert prepare(source, settings)[1].phases == []
 
 
+NAMED = {"no name": ("",), "parent": ("..",), "zero byte": ("a\0b",), "surrogate": ("\ud800",)}
+"""Files of a manifest that cannot be any."""
+
+
 def spoil(source: Path, how: str) -> None:
     place = source / "lse-q4g64"
     if how == "source weights":
@@ -221,6 +210,16 @@ def spoil(source: Path, how: str) -> None:
         manifest = json.loads((place / "source-repository.json").read_text())
         manifest["files"] |= {"../config.json": {"bytes": 1, "sha256": ""}}
         (place / "source-repository.json").write_text(json.dumps(manifest))
+    elif how in NAMED or how == "empty manifest":
+        manifest = json.loads((place / "source-repository.json").read_text())
+        odd = {name: {"bytes": 1, "sha256": ""} for name in NAMED.get(how, ())}
+        manifest["files"] = odd | manifest["files"] if odd else {}
+        (place / "source-repository.json").write_text(json.dumps(manifest))
+    elif how == "conversion's config":
+        said = (place / "config.json").read_text()
+        (place / "config.json").write_text(said.replace('"bits": 4', '"bits": 8'))
+    elif how == "damaged header":
+        overwrite_keeping_stat(place / "model.safetensors")
     elif how == "other bits":
         shutil.rmtree(place)
         convert_target(source, place, Said(), bits=8)
@@ -237,6 +236,13 @@ SPOILED = {
     "no manifest": "no readable manifest",
     "drafter's manifest": "no readable manifest",
     "manifest with paths": "no readable manifest",
+    "empty manifest": "no readable manifest",
+    "no name": "no readable manifest",
+    "parent": "no readable manifest",
+    "zero byte": "incomplete",
+    "surrogate": "incomplete",
+    "conversion's config": "config.json is not the one that was written",
+    "damaged header": "model.safetensors is damaged",
     "other bits": "MLX affine Q8 group64",
 }
 
@@ -252,6 +258,21 @@ def test_what_is_no_longer_right_is_made_again(source, settings, how):
     assert verify_target(source, settings, Said()) == place
     assert prepare(source, settings)[1].phases == []
     assert unfinished(source) == []
+
+
+def test_a_person_s_file_in_its_folder_keeps_it(source, settings):
+    place, _ = prepare(source, settings)
+    thesis = place / "thesis.txt"
+    thesis.write_text("mine")
+    assert prepare(source, settings)[0] == place
+    spoil(source, "truncated")
+    again, said = prepare(source, settings)
+    assert again.parent == settings.user_cache
+    assert said.mentions("in the way", "'thesis.txt'", str(again))
+    assert thesis.read_text() == "mine"
+    thesis.unlink()
+    assert prepare(source, settings)[0] == again
+    assert (place / "tokenizer.json").exists()
 
 
 @pytest.mark.parametrize("which", ["source", "conversion", "manifest"])
@@ -275,8 +296,8 @@ def test_a_folder_that_cannot_be_written_sends_it_to_the_user_cache(source, sett
     assert place == settings.user_cache / "test-fixture@0123abcd-q4g64"
     assert said.mentions("in the way", str(place))
     assert prepare(source, settings)[0] == place
-    directory = CacheSettings(directory=settings.user_cache / "mine")
-    assert prepare(source, directory)[0] == directory.directory / place.name
+    mine = settings.user_cache / "mine"
+    assert prepare(source, CacheSettings(directory=mine))[0] == mine / place.name
 
 
 @pytest.mark.parametrize("name", ["ch[e]ckpoint", "two words ü", "*"])
@@ -297,6 +318,9 @@ def test_by_hand_into_a_folder_of_choice(source, tmp_path):
         convert_target(source, tmp_path / "new", said)
     with pytest.raises(CheckpointError, match="No folder can be made"):
         convert_target(source, source / "config.json" / "new", said)
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="exists already"):
+        convert_target(source, tmp_path / "link", said)
     assert said.steps == []  # nothing was read for it
 
 
@@ -348,6 +372,8 @@ def test_a_file_that_may_not_grow_is_one_sentence(source):
 def test_too_small_a_disk_is_told_before_anything_is_written(disk, settings):
     source = target(disk / "source")
     (disk / "filler").write_bytes(b"x" * (26 << 20))
-    with pytest.raises(CheckpointError, match=r"needs \d+ MiB .*free some"):
-        prepare(source, settings)
+    said = Said()
+    with pytest.raises(CheckpointError, match=r"needs .* MB in .* are free: make room"):
+        prepare_target(source, settings, said)
+    assert said.phases == []
     assert not list(source.glob("lse-*"))

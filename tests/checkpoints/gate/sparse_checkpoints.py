@@ -1,8 +1,10 @@
 """Checkpoints whose weights are holes: real headers before bytes that no disk holds."""
 
+import hashlib
 import json
 import shutil
 import sys
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from lse_mlx import demo_pair
 from lse_mlx.checkpoints.gate.gate import GateReport, check_pair
+from lse_mlx.checkpoints.pairing import PairRecord, registered
 from lse_mlx.errors import CheckpointError
 
 Entries = dict[str, tuple[str, list[int]]]
@@ -240,6 +243,15 @@ def snapshot(cache: Path, repository: str, revision: str) -> Path:
     folder = cache / f"models--{repository.replace('/', '--')}" / "snapshots" / revision
     folder.mkdir(parents=True)
     return folder
+
+
+def records_with(config: dict[str, Any]) -> tuple[PairRecord, ...]:
+    """The registered pairs, as if `config` were what is published for Qwen3.8-27B."""
+    block = {"bits": 8, "group_size": 64, "mode": "affine"}
+    text = json.dumps({**config, "quantization": block}, indent=2) + "\n"
+    digest = hashlib.sha256(text.encode("ascii")).hexdigest()
+    qwen, *others = registered()
+    return (replace(qwen, drafter=replace(qwen.drafter, q8_config_sha256=digest)), *others)
 
 
 def failed(report: GateReport) -> dict[str, tuple[object, object]]:

@@ -22,6 +22,7 @@ from tests.checkpoints.gate.sparse_checkpoints import (
     hollow_demo,
     read_entries,
     read_json,
+    records_with,
     refusal_of,
     save_drafter,
     save_qwen_target,
@@ -111,8 +112,10 @@ def test_the_real_pair_is_accepted_from_the_hubs_cache(tmp_path: Path) -> None:
         snapshot(tmp_path, "mlx-community/Qwen3.8-27B-4bit", TARGET_REVISION), 1
     )
     drafter = save_drafter(snapshot(tmp_path, "incoai/Qwen3.8-27B-DFlash2", DRAFTER_REVISION), QWEN)
-    report = check_pair(target, drafter)
-    assert not report.notes
+    report = check_pair(target, drafter, records=records_with(QWEN))
+    assert report.notes == (
+        "The target's tokenizer could not be compared: the record of qwen3.8-27b has none.",
+    )
     held = {check.field for check in report.checks}
     assert held >= {"target", "target revision", "drafter revision"}
 
@@ -128,9 +131,11 @@ def test_the_glm_drafter_is_refused_on_the_qwen_target(tmp_path: Path, qwen: Pat
         "vocab_size = 154880, but the target has 248320",
         "num_target_layers = 45, but the target has 64",
         "embedding = [154880, 4096], but the target stores [248320, 5120]",
-        "stored target layers = 45, but the target stores 64",
     ):
         assert words in message
+    found = failed(inspect_pair(qwen, drafter))
+    assert found["stored target layers"] == (45, 64)
+    assert f"; and {len(found) - 5} more): use the drafter that was made for it." in message
     assert str(drafter) in message
     assert str(qwen) in message
 
@@ -159,7 +164,7 @@ def test_a_target_of_another_name_is_refused(tmp_path: Path) -> None:
     """Qwen3.6-27B has the dimensions of Qwen3.8-27B."""
     target = save_qwen_target(snapshot(tmp_path, "mlx-community/Qwen3.6-27B-4bit", OTHER), 1)
     drafter = snapshot(tmp_path, "incoai/Qwen3.8-27B-DFlash2", DRAFTER_REVISION)
-    found = failed(inspect_pair(target, save_drafter(drafter, QWEN)))
+    found = failed(inspect_pair(target, save_drafter(drafter, QWEN), records_with(QWEN)))
     assert found.keys() == {"target"}
     assert "qwen3.8-27b-4bit" in str(found["target"][0])
     assert found["target"][1] == "mlx-community/Qwen3.6-27B-4bit"
@@ -170,8 +175,9 @@ def test_what_the_record_says_of_the_drafter_is_held_too(tmp_path: Path) -> None
     values = json.loads(json.dumps(QWEN))
     values["rope_parameters"]["rope_theta"] = 1000000
     values["sliding_window"] = 4096
-    values["an_unknown_field"] = 1  # this record lists some fields and knows nothing of others
-    found = failed(inspect_pair(target, save_drafter(tmp_path / "drafter", values)))
+    values["an_unknown_field"] = 1  # only the hash of all could tell, and here it holds
+    records = records_with(values)
+    found = failed(inspect_pair(target, save_drafter(tmp_path / "drafter", values), records))
     assert found == {
         "rope_parameters.rope_theta": (1000000, 10000000),
         "sliding_window": (4096, 2048),
@@ -245,6 +251,31 @@ def test_a_drafter_whose_tokenizer_differs_by_one_token_is_refused(
     assert "'<|another|>'" in mine
     assert repr(token) in theirs
     assert mine.split("=")[0] == theirs.split("=")[0], "the same id"
+
+
+@pytest.mark.parametrize("role", ["bos_token", "eos_token", "pad_token", "unk_token"])
+def test_a_token_in_another_role_is_refused(demo: tuple[Path, Path], role: str) -> None:
+    target, drafter = demo
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(target / name, drafter / name)
+    about = read_json(target / "tokenizer_config.json")
+    trained = about.get(role)
+    write_json(drafter / "tokenizer_config.json", about | {role: "!"})
+    found = failed(inspect_pair(target, drafter))
+    assert found == {"tokenizer": (f"{role} = '!'", f"{role} = {trained!r}")}
+    write_json(target / "tokenizer_config.json", about | {role: "!"})
+    assert failed(inspect_pair(target, drafter)).keys() == {"tokenizer_sha256"}, "of the record"
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "vocab.txt"])
+def test_a_tokenizer_that_is_not_read_is_noted(demo: tuple[Path, Path], name: str) -> None:
+    target, drafter = demo
+    (drafter / name).write_text("x")
+    assert check_pair(target, drafter).notes == (
+        f"The drafter's {name} could not be compared: only tokenizer.json is read.",
+    )
+    shutil.copy(target / "tokenizer.json", drafter / "tokenizer.json")
+    assert not check_pair(target, drafter).notes
 
 
 @pytest.mark.parametrize("token", ["<|mask|>", "<|im_end|>", "!"])

@@ -67,7 +67,9 @@ def test_a_recorded_pair_is_accepted(recorded: tuple[Path, Path]) -> None:
     assert (record.drafter.repository, record.drafter.revision) == ("me/drafter", "b" * 40)
     assert record.targets == ("me/target",)
     report = check_pair(*recorded)
-    assert not report.notes
+    assert report.notes == (
+        f"The record of mine is {recorded[1]}/pair.json, which came with the drafter.",
+    )
     held = {check.field for check in report.checks if check.kind == "revision"}
     assert held == {"target revision", "drafter revision"}
 
@@ -150,7 +152,7 @@ def test_a_conversion_is_held_to_the_registered_files(tmp_path: Path, qwen: Path
         name = f"{name}.weight" if name.endswith("codebook") else name
         codes = len(shape) == 2
         base = name.removesuffix(".weight")
-        entries |= quantized(*shape, base, bits=8) if codes else {name: (dtype, shape)}
+        entries |= quantized(shape[0], shape[1], base, bits=8) if codes else {name: (dtype, shape)}
     write_sparse(drafter / "model.safetensors", entries)
     assert (drafter / "model.safetensors").stat().st_size == 2_044_950_184, "as published"
     block = {"bits": 8, "group_size": 64, "mode": "affine"}
@@ -230,4 +232,7 @@ def test_a_name_that_is_none_is_refused(name: str, demo: tuple[Path, Path]) -> N
 @pytest.mark.parametrize("text", ["", "[]", '{"name": "x"}'])
 def test_a_damaged_record_is_one_sentence(demo: tuple[Path, Path], text: str) -> None:
     (demo[1] / "pair.json").write_text(text)
-    assert "pair.json" in refusal_of(*demo)
+    message = refusal_of(*demo)
+    assert "pair.json" in message
+    assert "install" not in message, "it is no file of the package"
+    assert message.startswith(f"{demo[1]}/pair.json ")

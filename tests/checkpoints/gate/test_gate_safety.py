@@ -4,6 +4,8 @@ import json
 import os
 import pickle
 import shutil
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +84,8 @@ def test_nothing_in_a_checkpoint_is_run(demo: tuple[Path, Path], tmp_path: Path)
         for name in ("pytorch_model.bin", "model.pkl", "training_args.bin"):
             (folder / name).write_bytes(pickle.dumps(Payload()))
         about = {"auto_map": {"AutoTokenizer": ["modeling_custom.Tokenizer", None]}}
-        write_json(folder / "tokenizer_config.json", about)
+        path = folder / "tokenizer_config.json"
+        write_json(path, (read_json(path) if path.exists() else {}) | about)
     for folder in demo:
         values = read_json(folder / "config.json")
         values |= {"auto_map": {"AutoModel": "modeling_custom.Model"}}
@@ -178,6 +181,79 @@ def test_a_config_made_to_break_readers_is_one_sentence(
     assert len(message) < 1000
 
 
+@pytest.fixture
+def no_waiting() -> Iterator[None]:
+    """A test that stands still, as at a pipe which nobody writes to, fails after a while."""
+
+    def late(*_: object) -> None:
+        raise AssertionError("it waits for ever")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("no_waiting")
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"drafter/{name}" for name in ("config.json", "model.safetensors", "hf-origin.json",
+          "source-repository.json", "pair.json", "tokenizer.json", "tokenizer_config.json")),
+        *(f"target/{name}" for name in ("config.json", "model.safetensors", "hf-origin.json",
+          "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json")),
+    ],
+)  # fmt: skip
+def test_a_pipe_in_the_place_of_a_file_holds_nothing_up(
+    demo: tuple[Path, Path], tmp_path: Path, name: str
+) -> None:
+    needed = (tmp_path / name).exists() or "index" in name
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    if needed and not name.endswith("tokenizer_config.json"):
+        assert name.rsplit("/")[-1] in refusal_of(*demo)
+    else:
+        inspect_pair(*demo)
+
+
+def test_weights_that_no_loader_takes_are_said_to_be_there(demo: tuple[Path, Path]) -> None:
+    target, drafter = demo
+    tensors = read_entries(target / "model.safetensors")
+    (target / "model.safetensors").rename(target / "weights-1.safetensors")
+    index = {"weight_map": dict.fromkeys(tensors, "weights-1.safetensors")}
+    write_json(target / "model.safetensors.index.json", index)
+    message = refusal_of(target, drafter)
+    assert "weights-1.safetensors, but only files called model*.safetensors are loaded" in message
+    (target / "weights-1.safetensors").unlink()
+    assert "has no weights-1.safetensors" in refusal_of(target, drafter)
+
+
+def test_files_of_the_drafter_that_disagree_are_not_held_against_the_target(
+    demo: tuple[Path, Path],
+) -> None:
+    """Neither a damaged drafter nor an edited config.json is made for another target."""
+    target, drafter = demo
+    tensors, values = (read_entries(drafter / "model.safetensors"),
+                       read_json(drafter / "config.json"))  # fmt: skip
+    write_json(drafter / "config.json", values | {"intermediate_size": 512})
+    message = refusal_of(target, drafter)
+    assert message.startswith(f"The files of the drafter {drafter} do not belong together (")
+    assert message.endswith("): download or convert it again.")
+    assert message.count(", but ") == 5
+    assert "intermediate_size = 512, but the record of demo has 1024" in message
+    write_json(drafter / "config.json", values | {"head_dim": "64"})
+    message = refusal_of(target, drafter)
+    assert message.startswith(f"The config.json of the drafter {drafter} is none that lse-mlx runs")
+    write_json(drafter / "config.json", values)
+    del tensors["fc.weight"]
+    write_sparse(drafter / "model.safetensors", tensors)
+    message = refusal_of(target, drafter)
+    assert "(no tensor fc.weight, but its config.json asks for BF16 [" in message
+    assert "do not belong together" in message
+    assert "made for it" not in message
+
+
 def test_names_that_a_terminal_would_obey_are_spelled_out(demo: tuple[Path, Path]) -> None:
     target, drafter = demo
     odd = "a\n\x1b[31m\ud800"
@@ -208,11 +284,23 @@ def test_the_report_is_json(demo: tuple[Path, Path]) -> None:
     values = read_json(demo[1] / "config.json")
     del values["rms_norm_eps"]
     values["extra"] = None
+    values["rope_parameters"]["rope_theta"] = float("inf")
+    values["is_causal"] = True
     write_json(demo[1] / "config.json", values)
-    said = json.loads(json.dumps(inspect_pair(*demo).as_dict()))
+    said = json.loads(json.dumps(inspect_pair(*demo).as_dict(), allow_nan=False))
     assert said["accepted"] is False
     mismatches = {one["field"]: one for one in said["mismatches"]}
     assert "drafter" not in mismatches["rms_norm_eps"], "a missing field is left out"
+    needs = {one["field"]: one for one in said["checks"] if one["says"] == "lse-mlx needs"}
+    assert needs["is_causal"]["target"] is False, "a value and no words"
+    assert needs["rope_parameters.rope_theta"] == {
+        "field": "rope_parameters.rope_theta",
+        "kind": "contract",
+        "holds": False,
+        "says": "lse-mlx needs",
+        "drafter_text": "inf",
+        "target_text": "a finite positive number",
+    }
     assert mismatches["extra"] == {
         "field": "extra",
         "kind": "contract",

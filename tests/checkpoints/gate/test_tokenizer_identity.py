@@ -4,6 +4,7 @@ import hashlib
 import json
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,13 @@ def saved(folder: Path, **files: Any) -> Path:
 
 def test_the_canonical_form_is_what_the_docstring_says() -> None:
     form = (
-        b'{"added":[[3,true],[4,false]],"tokens":[[0,"a"],[1,"b"],[2,"\\u00e9\\u20ac"],'
+        b'{"added":[[3,true],[4,false]],"roles":[],"tokens":[[0,"a"],[1,"b"],[2,"\\u00e9\\u20ac"],'
         b'[3,"<end>"],[4,"<tool>"]]}'
     )
     assert SAME.sha256 == hashlib.sha256(form).hexdigest()
+    roles = {"unk_token": "b", "eos_token": "<end>"}
+    form = form.replace(b"[]", b'[["eos_token","<end>"],["unk_token","b"]]')
+    assert replace(SAME, roles=roles).sha256 == hashlib.sha256(form).hexdigest()
 
 
 def test_the_demo_tokenizer_by_its_definition() -> None:
@@ -123,6 +127,23 @@ def test_the_first_differing_token_is_named(
     assert SAME.first_difference(other) == (said[1], said[0])
 
 
+def test_a_role_is_its_token_however_it_is_written(tmp_path: Path) -> None:
+    forms = (
+        {"eos_token": "<end>", "unk_token": None},
+        {"eos_token": {"__type": "AddedToken", "content": "<end>", "lstrip": True}},
+    )
+    for place, about in enumerate(forms):
+        folder = saved(tmp_path / f"{place}", tokenizer=tokenizer_json(), tokenizer_config=about)
+        assert read_tokenizer(folder) == replace(SAME, roles={"eos_token": "<end>"})
+
+
+def test_the_first_differing_role_is_named_where_both_name_roles() -> None:
+    one = replace(SAME, roles={"bos_token": "a", "eos_token": "<end>", "pad_token": "a"})
+    other = replace(SAME, roles={"bos_token": "a", "pad_token": "b"})
+    assert one.first_difference(other) == ("eos_token = '<end>'", "eos_token = None")
+    assert one.first_difference(replace(one)) is one.first_difference(SAME) is None
+
+
 @pytest.mark.parametrize(
     "files",
     [
@@ -142,6 +163,8 @@ def test_the_first_differing_token_is_named(
         {"tokenizer": tokenizer_json(), "tokenizer_config": {"added_tokens_decoder": [1]}},
         {"tokenizer": tokenizer_json(), "tokenizer_config": {"added_tokens_decoder": {"x": {}}}},
         {"tokenizer": tokenizer_json(), "added_tokens": {"<x>": None}},
+        {"tokenizer": tokenizer_json(), "tokenizer_config": {"eos_token": 3}},
+        {"tokenizer": tokenizer_json(), "tokenizer_config": {"eos_token": {"content": None}}},
         {"vocab": {"a": 0.5}},
     ],
 )

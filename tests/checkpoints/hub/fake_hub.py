@@ -1,26 +1,20 @@
-"""A hub on this machine that serves what huggingface_hub asks for and misbehaves on demand.
-
-Run as a program, this file is the other side: a process without the HF_HUB_OFFLINE of the tests,
-which fetches what it is told to, one JSON line for each answer.
-"""
+"""A hub on this machine that serves what huggingface_hub asks for and misbehaves on demand."""
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 REPOSITORY = "org/tiny"
 COMMIT = "1111111111111111111111111111111111111111"
-TOKEN = "hf_of_the_tests"
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+NEEDED = {"config.json", "tokenizer.json", "model.safetensors.index.json", FIRST, SECOND}
+"""What of `checkpoint` is to be downloaded."""
 
 
 def git_name(content: bytes) -> str:
@@ -39,14 +33,13 @@ def safetensors(size: int, name: str = "w") -> bytes:
 
 def checkpoint(shard: int = 1000) -> dict[str, bytes]:
     """A target of two shards with `shard` bytes each, and files that nobody needs."""
-    names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-    index = {"weight_map": {"a": names[0], "b": names[1]}}
+    index = {"weight_map": {"a": FIRST, "b": SECOND}}
     return {
         "config.json": b'{"model_type": "qwen3"}',
         "tokenizer.json": b"{}",
         "model.safetensors.index.json": json.dumps(index).encode(),
-        names[0]: safetensors(shard, "a"),
-        names[1]: safetensors(shard, "b"),
+        FIRST: safetensors(shard, "a"),
+        SECOND: safetensors(shard, "b"),
         "pytorch_model.bin": b"a pickle that must not be fetched",
         "modeling_tiny.py": b"raise SystemExit('must not be fetched')",
         "original/config.json": b"not needed",
@@ -59,23 +52,36 @@ class FakeHub:
     """What is served, how it fails, and what was asked for.
 
     files: of every repository; those of .safetensors count as large files
+    configs: the config.json of a repository that has another than that of `files`
     commits: the newest commit of each repository
+    revisions: the names, besides the commits, that stand for the newest one
     served: other contents of files, under the name that the list gives them
     other_names: files whose ETag is the one of what is served, as after a change on the hub
     stall_at: the byte of a file where its connection stands still
     cut_once: the byte of a file where its connection breaks, the first time
     lie: fields of every entry of the list, put over the true ones
     status: an answer for every request whose path contains the text
+    busy: headers of the answers, each given once, that such a path was asked for too often
+    answer: what is sent for a repository's list
+    no_ranges: whether a file is always sent from its start
+    endless: files that go on after their end; sent: the bytes of such a file that were sent
     """
 
     files: dict[str, bytes]
+    configs: dict[str, bytes] = field(default_factory=dict)
     commits: dict[str, str] = field(default_factory=lambda: {REPOSITORY: COMMIT})
+    revisions: tuple[str, ...] = ("main",)
     served: dict[str, bytes] = field(default_factory=dict)
     other_names: bool = False
     stall_at: dict[str, int] = field(default_factory=dict)
     cut_once: dict[str, int] = field(default_factory=dict)
     status: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
-    lie: dict[str, str] = field(default_factory=dict)
+    lie: dict[str, Any] = field(default_factory=dict)
+    busy: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    answer: bytes | None = None
+    no_ranges: bool = False
+    endless: str = ""
+    sent: int = 0
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
     tokens: list[tuple[str, str | None]] = field(default_factory=list)
     stalled: threading.Event = field(default_factory=threading.Event)
@@ -90,35 +96,36 @@ class FakeHub:
         """The ranges of the requests for file `name`."""
         return [r for m, path, r in self.requests if m == method and path.endswith(f"/{name}")]
 
-    def listing(self) -> list[dict[str, Any]]:
+    def content(self, name: str, repository: str) -> bytes:
+        """What the list says of file `name`."""
+        own = self.configs.get(repository) if name == "config.json" else None
+        return self.files[name] if own is None else own
+
+    def listing(self, repository: str) -> list[dict[str, Any]]:
         return [
             {
                 "rfilename": name,
-                "path": name,
-                "type": "file",
                 "size": len(content),
                 "blobId": git_name(content),
-                "oid": git_name(content),
                 **(
                     {
                         "lfs": {
                             "sha256": hashlib.sha256(content).hexdigest(),
-                            "oid": hashlib.sha256(content).hexdigest(),
                             "size": len(content),
                             "pointerSize": 100,
                         },
-                        "xetHash": hashlib.sha256(content).hexdigest(),
                     }
                     if name.endswith(".safetensors")
                     else {}
                 ),
                 **self.lie,
             }
-            for name, content in self.files.items()
+            for name in self.files
+            for content in [self.content(name, repository)]
         ]
 
-    def etag(self, name: str) -> str:
-        content = self.files[name]
+    def etag(self, name: str, repository: str = REPOSITORY) -> str:
+        content = self.content(name, repository)
         if self.other_names:
             content = self.served.get(name, content)
         if name.endswith(".safetensors"):
@@ -143,6 +150,9 @@ class _Answer(BaseHTTPRequestHandler):
         hub, path = self.hub, unquote(urlsplit(self.path).path)
         hub.requests.append((self.command, path, self.headers.get("Range")))
         hub.tokens.append((path, self.headers.get("Authorization")))
+        for part, waits in hub.busy.items():
+            if part in path and waits:
+                return self._send(429, b"", waits.pop(0))
         for part, (status, headers) in hub.status.items():
             if part in path:
                 if status == 0:  # no answer at all
@@ -152,42 +162,44 @@ class _Answer(BaseHTTPRequestHandler):
                 return self._send(status, b"", headers)
         for repository, commit in hub.commits.items():
             api, resolve = f"/api/models/{repository}", f"/{repository}/resolve/{commit}/"
-            if path in (api, f"{api}/revision/main", f"{api}/revision/{commit}"):
-                info = {"id": repository, "sha": commit, "siblings": hub.listing()}
-                return self._send(200, json.dumps(info).encode(), {})
-            if path == f"{api}/tree/{commit}":
-                return self._send(200, json.dumps(hub.listing()).encode(), {})
+            if path in (api, *(f"{api}/revision/{one}" for one in (*hub.revisions, commit))):
+                info = {"id": repository, "sha": commit, "siblings": hub.listing(repository)}
+                text = json.dumps(info).encode() if hub.answer is None else hub.answer
+                return self._send(200, text, {})
             if path.startswith(f"{api}/revision/"):
                 return self._send(404, b"", {"X-Error-Code": "RevisionNotFound"})
             if path.startswith(resolve) and path.removeprefix(resolve) in hub.files:
-                return self._file(path.removeprefix(resolve), commit)
+                return self._file(path.removeprefix(resolve), repository, commit)
         if path.startswith("/cdn/") and path.removeprefix("/cdn/") in hub.files:
             name = path.removeprefix("/cdn/")
-            return self._body(name, {"ETag": '"of-the-cdn"'})
+            return self._body(name, hub.files[name], {"ETag": '"of-the-cdn"'})
         self._send(404, b"", {"X-Error-Code": "RepoNotFound"})
 
-    def _file(self, name: str, commit: str) -> None:
-        content = self.hub.served.get(name, self.hub.files[name])
+    def _file(self, name: str, repository: str, commit: str) -> None:
+        listed = self.hub.content(name, repository)
+        content, etag = self.hub.served.get(name, listed), self.hub.etag(name, repository)
         headers = {"X-Repo-Commit": commit}
         if name.endswith(".safetensors"):  # large files lie on another host
-            headers["X-Linked-Etag"] = f'"{self.hub.etag(name)}"'
+            headers["X-Linked-Etag"] = f'"{etag}"'
             headers["X-Linked-Size"] = str(len(content))
             headers["X-Xet-Hash"] = hashlib.sha256(content).hexdigest()
             headers["X-Xet-Refresh-Route"] = "/xet-token"
             headers["Location"] = f"http://localhost:{self.hub.port}/cdn/{name}"
             return self._send(302, b"", headers)
-        return self._body(name, {**headers, "ETag": f'"{self.hub.etag(name)}"'})
+        return self._body(name, listed, {**headers, "ETag": f'"{etag}"'})
 
-    def _body(self, name: str, headers: dict[str, str]) -> None:
+    def _body(self, name: str, listed: bytes, headers: dict[str, str]) -> None:
         hub = self.hub
-        content = hub.served.get(name, hub.files[name])
+        content = hub.served.get(name, listed)
         begin, status = 0, 200
-        if asked := self.headers.get("Range"):
+        if (asked := self.headers.get("Range")) and not hub.no_ranges:
             begin = int(asked.removeprefix("bytes=").split("-")[0])
             if begin >= len(content):
                 return self._send(416, b"", headers)
             headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
             status = 206
+        if name == hub.endless:
+            return self._without_end(content, headers)
         stop = min(hub.stall_at.get(name, len(content)), hub.cut_once.get(name, len(content)))
         self.send_response(status)
         for key, value in {**headers, "Content-Length": str(len(content) - begin)}.items():
@@ -202,6 +214,15 @@ class _Answer(BaseHTTPRequestHandler):
                 hub.released.wait(60)
             hub.cut_once.pop(name, None)
             self.close_connection = True
+
+    def _without_end(self, content: bytes, headers: dict[str, str]) -> None:
+        self.send_response(200)
+        for key, value in {**headers, "Connection": "close"}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        while self.hub.sent < 1 << 28:
+            self.wfile.write(content.ljust(1 << 20))
+            self.hub.sent += 1 << 20
 
     def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
@@ -234,96 +255,3 @@ def serving(hub: FakeHub) -> Iterator[FakeHub]:
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-class Fetcher:
-    """A process that fetches. Its environment has no HF_HUB_OFFLINE."""
-
-    def __init__(self, home: Path, **environment: str):
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "LSE_"))}
-        self.process = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={
-                **kept,
-                "HF_HOME": str(home),
-                "HF_TOKEN": TOKEN,
-                "HF_HUB_DISABLE_TELEMETRY": "1",
-                "HF_HUB_DOWNLOAD_TIMEOUT": "60",  # a busy machine is no silent hub
-                "HF_HUB_ETAG_TIMEOUT": "60",
-                "NO_PROXY": "127.0.0.1,localhost",
-                **environment,
-            },
-        )
-
-    def start(self, **order: Any) -> None:
-        """Send an order: the arguments of Hub under "hub", those of fetch under "fetch"."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(order, default=str) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline())
-
-    def fetch(self, hub: dict[str, Any], **fetch: Any) -> dict[str, Any]:
-        """The answer to one order: "folder" or "error", "notes", and "told" for each phase."""
-        self.start(hub=hub, fetch={"repository": REPOSITORY, "tokenizer": True, **fetch})
-        return self.answer()
-
-    def run(self, *arguments: str) -> dict[str, Any]:
-        """ "status", "out" and "err" of the command `lse-mlx` with `arguments`."""
-        self.start(command=arguments)
-        return self.answer()
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-
-def _serve_orders() -> None:
-    from lse_mlx.checkpoints.hub.hub import Hub
-    from lse_mlx.errors import CheckpointError
-
-    class Recorder:
-        def __init__(self) -> None:
-            self.notes: list[str] = []
-            self.told: list[tuple[str, int, int]] = []
-
-        def note(self, text: str) -> None:
-            self.notes.append(text)
-
-        def advance(self, phase: str, done: int, total: int, tensor: str = "") -> None:
-            self.told.append((phase, done, total))
-
-    for line in sys.stdin:
-        order = json.loads(line)
-        if "command" in order:
-            print(json.dumps(_run_command(order["command"])), flush=True)
-            continue
-        settings = order["hub"]
-        if "cache_dir" in settings:
-            settings["cache_dir"] = Path(settings["cache_dir"])
-        if (free := settings.pop("free", None)) is not None:
-            settings["free"] = lambda folder, free=free: free
-        recorder = Recorder()
-        try:
-            answer = {"folder": str(Hub(**settings).fetch(progress=recorder, **order["fetch"]))}
-        except CheckpointError as error:
-            answer = {"error": str(error)}
-        print(json.dumps({**answer, "notes": recorder.notes, "told": recorder.told}), flush=True)
-
-
-def _run_command(arguments: list[str]) -> dict[str, Any]:
-    from typer.testing import CliRunner
-
-    from lse_mlx.cli.main import app
-
-    ran = CliRunner().invoke(app, arguments)
-    return {"status": ran.exit_code, "out": ran.stdout, "err": ran.stderr}
-
-
-if __name__ == "__main__":
-    _serve_orders()
