@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lse_mlx.checkpoints.json_object import read_json_object
+from lse_mlx.checkpoints.names import CONFIG, INDEX, WEIGHTS, is_dflash2
 from lse_mlx.checkpoints.safetensors_header import SafetensorsHeader, read_header
 from lse_mlx.errors import CheckpointError
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 # What pickled or foreign weights are called; they are named in the refusal and never opened.
 FOREIGN = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".gguf", ".npz", ".h5", ".msgpack")
 TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
@@ -30,11 +29,11 @@ def check_complete(folder: Path, *, tokenizer: bool = False) -> None:
     """
     if not os.path.isdir(folder):
         raise CheckpointError(f"{folder} is not a folder: name the folder of a checkpoint.")
-    config = _read_object(folder / "config.json", "no config.json: name the folder of a checkpoint")
+    config = _read_object(folder / CONFIG, "no config.json: name the folder of a checkpoint")
     headers = {path.name: _header(path) for path in weight_files(folder)}
     if os.path.exists(folder / INDEX):
         _check_index(folder, headers)
-    if tokenizer and "DFlash2DraftModel" not in str(config.get("architectures")):
+    if tokenizer and not is_dflash2(config.get("architectures")):
         _check_tokenizer(folder)
 
 
@@ -167,8 +166,8 @@ def _refuse_without_weights(folder: Path) -> NoReturn:
             f"{folder} holds its weights as {foreign[0]}, and such files can run code or are of "
             "another format: name a build with model.safetensors."
         )
-    if _interrupted(folder / SINGLE):
-        _refuse(folder / SINGLE, "is missing, its download was interrupted: download it again")
+    if _interrupted(folder / WEIGHTS):
+        _refuse(folder / WEIGHTS, "is missing, its download was interrupted: download it again")
     raise CheckpointError(
         f"{folder} has no weights (model.safetensors or its shards): download the checkpoint again."
     )

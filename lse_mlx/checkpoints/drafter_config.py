@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lse_mlx.checkpoints.checks import NOTHING, Check, Words, clauses, same
-from lse_mlx.checkpoints.drafter_kind import ARCHITECTURE, is_dflash2, read_drafter_values
+from lse_mlx.checkpoints.drafter_kind import read_drafter_values
+from lse_mlx.checkpoints.names import ARCHITECTURE, QUANTIZATION, is_dflash2
 from lse_mlx.errors import CheckpointError
 
 LARGEST_BLOCK = 8
@@ -351,7 +352,7 @@ def _check_block(fields: _Fields, config: DFlash2Config) -> None:
 
 def _quantization(fields: _Fields) -> Quantization | None:
     """The `quantization` block, or the `quantization_config` that repeats it; null means none."""
-    names = [n for n in ("quantization", "quantization_config") if fields.optional(n) is not None]
+    names = [n for n in QUANTIZATION if fields.optional(n) is not None]
     if not names:
         return None
     name, block = names[0], fields.optional(names[0])

@@ -5,10 +5,10 @@ from typing import Any
 
 from lse_mlx.checkpoints.checks import Words, shown
 from lse_mlx.checkpoints.json_object import read_json_object
+from lse_mlx.checkpoints.names import ARCHITECTURE, CONFIG, is_dflash2
 from lse_mlx.checkpoints.safetensors_header import read_header
 from lse_mlx.errors import CheckpointError
 
-ARCHITECTURE = "DFlash2DraftModel"
 FIRST_GENERATION = "DFlashDraftModel"
 
 
@@ -18,7 +18,7 @@ def read_drafter_values(folder: Path) -> dict[str, Any]:
     Raises CheckpointError if it is missing, no JSON object, or of anything but a DFlash2 drafter;
     the message says what is there.
     """
-    path = folder / "config.json"
+    path = folder / CONFIG
     if not path.exists():
         raise CheckpointError(
             f"{folder} is no DFlash2 drafter but {_without_config(folder)}: "
@@ -32,11 +32,6 @@ def read_drafter_values(folder: Path) -> dict[str, Any]:
             f"= {shown(named)}: pass the {ARCHITECTURE} that was made for this target."
         )
     return values
-
-
-def is_dflash2(architectures: object) -> bool:
-    """Whether the `architectures` of a config.json, a list or the one name, are a DFlash2 drafter."""
-    return ARCHITECTURE in (architectures if isinstance(architectures, list) else [architectures])
 
 
 def _without_config(folder: Path) -> str:

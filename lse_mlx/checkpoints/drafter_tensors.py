@@ -4,17 +4,13 @@ from dataclasses import dataclass
 
 from lse_mlx.checkpoints.checks import NOTHING, Check, Words
 from lse_mlx.checkpoints.drafter_config import CONV_TAPS, DFlash2Config
+from lse_mlx.checkpoints.names import CODEBOOKS, FLOATS
 from lse_mlx.checkpoints.safetensors_header import StoredTensor
 
-FLOATS = ("BF16", "F16", "F32")
 ASKS, HOLDS = "its config.json asks for", "the weights hold"
 SIDES = 2  # a convolution before the sublayer, and one after it
 
-# Published without `.weight`; a converter that quantizes them adds it.
-CODEBOOKS = (
-    "candidate_selector.predecessor_codebook.weight",
-    "candidate_selector.successor_codebook.weight",
-)
+BOOKS = tuple(f"{name}.weight" for name in CODEBOOKS)
 
 
 def tensor_shapes(config: DFlash2Config) -> dict[str, tuple[int, ...]]:
@@ -26,7 +22,7 @@ def tensor_shapes(config: DFlash2Config) -> dict[str, tuple[int, ...]]:
         "norm.weight": (hidden,),
         "candidate_selector.hidden_projection.weight": (rank, hidden),
     }
-    shapes |= dict.fromkeys(CODEBOOKS, (config.vocab_size, rank))
+    shapes |= dict.fromkeys(BOOKS, (config.vocab_size, rank))
     for layer in range(config.num_hidden_layers):
         shapes |= {f"layers.{layer}.{k}": v for k, v in _layer_shapes(config).items()}
     return shapes
@@ -111,7 +107,7 @@ class _Table:
         """Find the tensor `name` under one of its names, as floats or as codes."""
         bare = name.removesuffix(".weight")
         # The published name is the more helpful one to look for.
-        found = bare if name in CODEBOOKS and name not in self._stored else name
+        found = bare if name in BOOKS and name not in self._stored else name
         self.names[name] = found
         tensor = self._stored.get(found)
         if tensor is not None and tensor.dtype == "U32" and len(shape) == 2:

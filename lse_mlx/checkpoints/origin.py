@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import TypeGuard
 
 from lse_mlx.checkpoints.json_object import json_object_or_none
+from lse_mlx.checkpoints.names import MANIFEST
 
-MANIFEST = "source-repository.json"
-"""What a conversion says of its source."""
 NOTE = "hf-origin.json"
 """What a download tool or a person leaves beside the weights."""
 UNKNOWN = "unknown"

@@ -12,6 +12,7 @@ from lse_mlx.checkpoints.drafter_config import DFlash2Config
 from lse_mlx.checkpoints.gate.tokenizer_identity import has_tokenizer, read_tokenizer
 from lse_mlx.checkpoints.hub.cache import Wanted
 from lse_mlx.checkpoints.hub.hub import Hub
+from lse_mlx.checkpoints.names import CONFIG
 from lse_mlx.checkpoints.origin import find_origin
 from lse_mlx.checkpoints.pairing import (
     DrafterRecord,
@@ -231,7 +232,7 @@ def _find(name: str | Path, role: str) -> Path | Wanted:
 
 def _checked_folder(path: Path, role: str) -> Path:
     snapshots = path / "snapshots"
-    if os.path.isdir(snapshots) and not os.path.exists(path / "config.json"):
+    if os.path.isdir(snapshots) and not os.path.exists(path / CONFIG):
         repository = path.name.removeprefix("models--").replace("--", "/")
         raise CheckpointError(
             f"The {role} {str(path)!r} is a repository's folder in the Hugging Face cache: "

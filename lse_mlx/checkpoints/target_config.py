@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lse_mlx.checkpoints.json_object import read_json_object
+from lse_mlx.checkpoints.names import CONFIG, is_dflash2
 from lse_mlx.errors import CheckpointError
 
 SUPPORTED = ("qwen3_5", "qwen3_5_text", "qwen3")
@@ -13,7 +14,7 @@ DIMENSIONS = ("hidden_size", "vocab_size", "num_hidden_layers")
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The checkpoint's config.json as a dict. Raises CheckpointError when it cannot be read."""
-    path = folder / "config.json"
+    path = folder / CONFIG
     if not os.path.exists(path):
         raise CheckpointError(f"{folder} has no config.json: name the folder of a checkpoint.")
     return read_json_object(path)
@@ -46,7 +47,7 @@ def read_stop_tokens(folder: Path) -> list[int] | None:
 
 def check_supported(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The text part of a supported config; raises CheckpointError for any other."""
-    if "DFlash2DraftModel" in str(config.get("architectures")):
+    if is_dflash2(config.get("architectures")):
         raise CheckpointError(
             f"{folder} is a DFlash2 drafter: name it as the drafter, beside the target it is for."
         )

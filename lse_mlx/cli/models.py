@@ -12,13 +12,13 @@ from lse_mlx.checkpoints.conversion.places import CacheSettings, cache_places
 from lse_mlx.checkpoints.disk import human
 from lse_mlx.checkpoints.hub.cache import Cached, HubCache
 from lse_mlx.checkpoints.hub.hub import Hub
+from lse_mlx.checkpoints.names import CONFIG, WEIGHTS
 from lse_mlx.checkpoints.origin import find_origin
 from lse_mlx.checkpoints.pairing import DrafterRecord, PairRecord, TargetRecord, registered
 from lse_mlx.checkpoints.resolve import DEMO, wanted_drafter, wanted_target
 from lse_mlx.cli.common import one_sentence_errors
 from lse_mlx.errors import CheckpointError
 
-WEIGHTS = "model.safetensors"
 FORM = "q8g64"
 """The conversion that a drafter gets by itself."""
 
@@ -95,7 +95,7 @@ def _converted(folder: str | None, settings: CacheSettings) -> str | None:
         return None
     source = Path(folder).resolve()
     for place in cache_places(source / WEIGHTS, find_origin(source), FORM, settings):
-        if all(os.path.isfile(place / name) for name in ("config.json", WEIGHTS)):
+        if all(os.path.isfile(place / name) for name in (CONFIG, WEIGHTS)):
             return str(place)
     return None
 

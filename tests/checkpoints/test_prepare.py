@@ -7,7 +7,6 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, load_model, save_config, save_model
 
 from lse_mlx import demo_pair
@@ -99,8 +98,7 @@ def test_consent_counts_beside_the_demo_drafter_too(tmp_path: Path) -> None:
     with on_cpu():
         model, config = load_model(folder)
         model = dequantize_model(model)
-        parameters = tree_flatten(model.parameters())
-        model.load_weights([(n, w.astype(mx.bfloat16)) for n, w in parameters])
+        model.set_dtype(mx.bfloat16)
         save_model(folder, model)
     kept = {k: v for k, v in config.items() if not k.startswith("quantization")}
     save_config(kept, folder / "config.json")

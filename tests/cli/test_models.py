@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from lse_mlx.checkpoints.complete import SINGLE
 from lse_mlx.checkpoints.conversion.places import CacheSettings
 from lse_mlx.checkpoints.disk import human
 from lse_mlx.checkpoints.hub.cache import HubCache
 from lse_mlx.checkpoints.hub.hub import Hub
+from lse_mlx.checkpoints.names import WEIGHTS
 from lse_mlx.cli.main import app
 from lse_mlx.cli.models import describe, lines
 from lse_mlx.demo_pair import DRAFTER as PACKAGED
@@ -94,7 +94,7 @@ def test_the_list_has_every_column_whole(tmp_path: Path, drafter: Path) -> None:
     (drafter / "model.safetensors").write_bytes(b"")
     head, *rows = [re.split(r" {2,}", line) for line in lines(list(described(tmp_path).values()))]
     target, part = ["", "target"], ["", "drafter"]
-    sizes = [human(f.stat().st_size) for f in (TARGET / SINGLE, PACKAGED / SINGLE)]
+    sizes = [human(f.stat().st_size) for f in (TARGET / WEIGHTS, PACKAGED / WEIGHTS)]
     assert head == ["PAIR", "REPOSITORY", "SIZE", "HERE"]
     assert rows == [
         ["qwen3.8-27b"],

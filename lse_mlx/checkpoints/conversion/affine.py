@@ -17,7 +17,8 @@ NaN in it, else the infinity that is its edge. These NaNs are always written as 
 import numpy as np
 from numpy.typing import NDArray
 
-GROUP_SIZE = 64
+from lse_mlx.checkpoints.names import GROUP_SIZE
+
 BITS = (8, 4)
 NAN = 0x7FC0
 LEAST_SCALE = np.float32(1e-7)

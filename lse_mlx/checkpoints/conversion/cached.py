@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Protocol
 
-from lse_mlx.checkpoints.conversion.manifest import MANIFEST, format_name, stated_format
+from lse_mlx.checkpoints.conversion.manifest import format_name, stated_format
 from lse_mlx.checkpoints.conversion.new_folder import (
     FolderNotWritable,
     FolderTaken,
@@ -17,6 +17,7 @@ from lse_mlx.checkpoints.conversion.new_folder import (
 )
 from lse_mlx.checkpoints.conversion.source_hashes import SourceHashes, stamp_path
 from lse_mlx.checkpoints.hashing import hash_files
+from lse_mlx.checkpoints.names import MANIFEST
 from lse_mlx.checkpoints.origin import Origin
 from lse_mlx.checkpoints.progress import Progress
 from lse_mlx.errors import CheckpointError

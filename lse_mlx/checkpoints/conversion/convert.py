@@ -16,25 +16,19 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from lse_mlx.checkpoints.conversion.affine import GROUP_SIZE, GroupQuantizer, code_bytes
+from lse_mlx.checkpoints.conversion.affine import GroupQuantizer, code_bytes
 from lse_mlx.checkpoints.conversion.manifest import (
     CONVERSION,
-    MANIFEST,
     REFERENCE_IMPLEMENTATION,
     Manifest,
     format_name,
 )
 from lse_mlx.checkpoints.conversion.new_folder import FolderTaken, new_folder, refusals_told
-from lse_mlx.checkpoints.conversion.plan import (
-    CONFIG,
-    WEIGHTS,
-    ConversionPlan,
-    PlannedTensor,
-    plan_conversion,
-)
+from lse_mlx.checkpoints.conversion.plan import ConversionPlan, PlannedTensor, plan_conversion
 from lse_mlx.checkpoints.conversion.source_hashes import SourceHashes
 from lse_mlx.checkpoints.disk import check_room, full_sync
 from lse_mlx.checkpoints.hashing import CHUNK_BYTES, hash_file
+from lse_mlx.checkpoints.names import CONFIG, GROUP_SIZE, MANIFEST, WEIGHTS
 from lse_mlx.checkpoints.progress import Progress, Silent
 from lse_mlx.errors import CheckpointError, reason
 

@@ -12,25 +12,23 @@ from pathlib import Path
 from lse_mlx import demo_pair
 from lse_mlx.checkpoints.conversion.cached import NO_MANIFEST, WAY_OUT, Inspection, Keeper, verify
 from lse_mlx.checkpoints.conversion.convert import convert
-from lse_mlx.checkpoints.conversion.manifest import MANIFEST, Manifest, format_name
+from lse_mlx.checkpoints.conversion.manifest import Manifest, format_name
 from lse_mlx.checkpoints.conversion.places import CacheSettings, cache_places
-from lse_mlx.checkpoints.conversion.plan import (
-    ARCHITECTURE,
-    CONFIG,
-    WEIGHTS,
-    converted_config,
-    is_planned,
-    plan_conversion,
-)
+from lse_mlx.checkpoints.conversion.plan import converted_config, is_planned, plan_conversion
 from lse_mlx.checkpoints.conversion.source_hashes import SourceHashes
 from lse_mlx.checkpoints.json_object import json_object_or_none
+from lse_mlx.checkpoints.names import (
+    CONFIG,
+    MANIFEST,
+    QUANTIZATION,
+    WEIGHTS,
+    is_dflash2,
+)
 from lse_mlx.checkpoints.origin import Origin, find_origin
 from lse_mlx.checkpoints.progress import Progress
 from lse_mlx.checkpoints.regular_file import open_regular
 from lse_mlx.checkpoints.safetensors_header import read_header
 from lse_mlx.errors import CheckpointError
-
-QUANTIZATION = ("quantization", "quantization_config")
 
 
 class Kind(Enum):
@@ -179,7 +177,7 @@ def _stated(folder: Path) -> Kind:
     """What a folder's config.json says that it is, whether its weights hold that or not."""
     config = json_object_or_none(folder / CONFIG)
     named = None if config is None else config.get("architectures")
-    if config is None or not isinstance(named, list | str) or ARCHITECTURE not in named:
+    if config is None or not is_dflash2(named):
         return Kind.OTHER
     quantized = any(config.get(name) for name in QUANTIZATION)
     return Kind.QUANTIZED if quantized else Kind.SOURCE

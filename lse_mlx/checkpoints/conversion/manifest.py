@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from lse_mlx.checkpoints.json_object import json_object_or_none, json_text, read_json_object
+from lse_mlx.checkpoints.names import MANIFEST
 from lse_mlx.errors import CheckpointError
 
-MANIFEST = "source-repository.json"
 REFERENCE_IMPLEMENTATION = (
     "https://github.com/z-lab/dflash/blob/"
     "07ebd93db9f472af339b644bb70221ad8428328a/dflash/model_mlx.py"

@@ -11,24 +11,20 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lse_mlx.checkpoints.json_object import json_text, read_json_object
+from lse_mlx.checkpoints.names import (
+    ARCHITECTURE,
+    CODEBOOKS,
+    CONFIG,
+    GROUP_SIZE,
+    INDEX,
+    QUANTIZATION,
+    WEIGHTS,
+    is_dflash2,
+)
 from lse_mlx.checkpoints.safetensors_header import StoredTensor, header_bytes, read_header
 from lse_mlx.errors import CheckpointError, printable
 
-ARCHITECTURE = "DFlash2DraftModel"
-CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-GROUP = 64
-"""Consecutive columns that share a scale and a bias."""
-
-# Published without `.weight`, which makes them matrices like any other.
-RENAMED = {
-    name: f"{name}.weight"
-    for name in (
-        "candidate_selector.predecessor_codebook",
-        "candidate_selector.successor_codebook",
-    )
-}
+RENAMED = {name: f"{name}.weight" for name in CODEBOOKS}
 
 
 @dataclass(frozen=True)
@@ -136,7 +132,7 @@ def is_planned(tensors: dict[str, StoredTensor], bits: int, weights: Path) -> bo
 
 def converted_config(config: dict[str, Any], bits: int) -> str:
     """The text of a conversion's config.json, from the object in its source's."""
-    quantization = {"bits": bits, "group_size": GROUP, "mode": "affine"}
+    quantization = {"bits": bits, "group_size": GROUP_SIZE, "mode": "affine"}
     return json_text(config | {"quantization": quantization})
 
 
@@ -144,11 +140,11 @@ def _read_config(source: Path) -> dict[str, Any]:
     path = source / CONFIG
     config = read_json_object(path, "pass the folder of a whole DFlash2 checkpoint")
     names = config.get("architectures")
-    if not isinstance(names, list | str) or ARCHITECTURE not in names:
+    if not is_dflash2(names):
         raise CheckpointError(
             f"{path} has architectures = {names!r}, not a {ARCHITECTURE}: pass a DFlash2 drafter."
         )
-    for key in ("quantization", "quantization_config"):
+    for key in QUANTIZATION:
         if config.get(key):
             raise CheckpointError(
                 f"{path} has a {key} block, but the source must be unquantized bfloat16: "
@@ -180,10 +176,10 @@ def _check_matrix(name: str, tensor: StoredTensor, weights: Path) -> None:
             f"The matrix {printable(name)} in {weights} is {tensor.dtype}, but BF16 is needed: "
             "pass the published bfloat16 checkpoint."
         )
-    if rows <= 0 or columns <= 0 or columns % GROUP:
+    if rows <= 0 or columns <= 0 or columns % GROUP_SIZE:
         raise CheckpointError(
             f"The matrix {printable(name)} in {weights} has the shape {[rows, columns]}, which "
-            f"groups of {GROUP} columns do not fill: pass the published checkpoint."
+            f"groups of {GROUP_SIZE} columns do not fill: pass the published checkpoint."
         )
 
 
@@ -194,8 +190,8 @@ def _parts(name: str, tensor: StoredTensor, bits: int) -> dict[str, StoredTensor
     parts = {}
     for part, dtype, shape, width in (
         ("weight", "U32", (rows, columns * bits // 32), 4),
-        ("scales", "BF16", (rows, columns // GROUP), 2),
-        ("biases", "BF16", (rows, columns // GROUP), 2),
+        ("scales", "BF16", (rows, columns // GROUP_SIZE), 2),
+        ("biases", "BF16", (rows, columns // GROUP_SIZE), 2),
     ):
         parts[f"{base}.{part}"] = StoredTensor(dtype, shape, 0, prod(shape) * width)
     return parts

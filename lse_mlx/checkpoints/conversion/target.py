@@ -18,16 +18,16 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
-from lse_mlx.checkpoints.complete import INDEX, check_complete, file_names, safetensors_names
+from lse_mlx.checkpoints.complete import check_complete, file_names, safetensors_names
 from lse_mlx.checkpoints.conversion.cached import NO_MANIFEST, WAY_OUT, Inspection, Keeper, verify
-from lse_mlx.checkpoints.conversion.manifest import MANIFEST, format_name
+from lse_mlx.checkpoints.conversion.manifest import format_name
 from lse_mlx.checkpoints.conversion.new_folder import check_new, new_folder, refusals_told
 from lse_mlx.checkpoints.conversion.places import CacheSettings, cache_places
-from lse_mlx.checkpoints.conversion.plan import CONFIG
 from lse_mlx.checkpoints.conversion.source_hashes import SourceHashes
 from lse_mlx.checkpoints.conversion.target_manifest import WEIGHTS, TargetManifest, WrittenFile
 from lse_mlx.checkpoints.disk import check_room
 from lse_mlx.checkpoints.hashing import hash_file, hash_files
+from lse_mlx.checkpoints.names import CONFIG, GROUP_SIZE, INDEX, MANIFEST, QUANTIZATION
 from lse_mlx.checkpoints.origin import NOTE, Origin, find_origin
 from lse_mlx.checkpoints.plain_name import plain_name
 from lse_mlx.checkpoints.progress import Progress, Silent
@@ -35,8 +35,6 @@ from lse_mlx.checkpoints.safetensors_header import SafetensorsHeader, read_heade
 from lse_mlx.checkpoints.target_config import check_supported, read_config
 from lse_mlx.errors import CheckpointError, reason
 
-GROUP = 64
-QUANTIZATION = ("quantization", "quantization_config")
 SMALL_FILES = ("*.json", "*.jsonl", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 """What travels along with the weights: tokenizer, chat template, generation settings. No code."""
 NOT_SMALL = (INDEX, MANIFEST, NOTE)
@@ -187,7 +185,7 @@ class TargetConversion:
                 model, read = load_model(source, lazy=True, model_config=family)
             _cast(model, config)
             with contextlib.redirect_stdout(io.StringIO()):  # mlx-lm tells bits per weight
-                model, read = quantize_model(model, read, GROUP, self.bits)
+                model, read = quantize_model(model, read, GROUP_SIZE, self.bits)
             _compute(model, self.progress)
             total = sum(array.nbytes for _, array in _arrays(model))
             self.progress.advance("write", 0, total)
@@ -243,7 +241,7 @@ def _keeper(
     """What keeps the conversion of `folder`: in `place` if there is one, else where settings say."""
     conversion = _conversion(folder, progress, bits)
     files = _weights(conversion.source)
-    kept = cache_places(files[0], conversion.origin, f"q{bits}g{GROUP}", settings)
+    kept = cache_places(files[0], conversion.origin, f"q{bits}g{GROUP_SIZE}", settings)
     places = (place,) if place else kept
     hashes = SourceHashes(files, places, progress, "hash-target")
     return Keeper(conversion, places, hashes, progress)
@@ -271,9 +269,9 @@ def _output_bytes(header: SafetensorsHeader, bits: int) -> int:
     """Bytes of the conversion of one file: no less than it will have."""
     total = 0
     for tensor in header.tensors.values():
-        matrix = len(tensor.shape) == 2 and tensor.shape[1] % GROUP == 0
+        matrix = len(tensor.shape) == 2 and tensor.shape[1] % GROUP_SIZE == 0
         values = prod(tensor.shape)
-        total += values * bits // 8 + values // GROUP * 2 * 4 if matrix else tensor.size
+        total += values * bits // 8 + values // GROUP_SIZE * 2 * 4 if matrix else tensor.size
     return total
 
 

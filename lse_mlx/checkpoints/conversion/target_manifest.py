@@ -5,9 +5,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from lse_mlx.checkpoints.conversion.manifest import MANIFEST
-from lse_mlx.checkpoints.conversion.plan import CONFIG
 from lse_mlx.checkpoints.json_object import json_text, read_json_object
+from lse_mlx.checkpoints.names import CONFIG, MANIFEST
 from lse_mlx.errors import CheckpointError
 
 WEIGHTS = "model*.safetensors"

@@ -47,6 +47,7 @@ from lse_mlx.checkpoints.gate.tokenizer_identity import (
     read_tokenizer,
     unread_tokenizer,
 )
+from lse_mlx.checkpoints.names import WEIGHTS
 from lse_mlx.checkpoints.origin import find_origin
 from lse_mlx.checkpoints.pairing import PairRecord, registered
 from lse_mlx.checkpoints.safetensors_header import read_header
@@ -153,7 +154,7 @@ def inspect_pair(
     """
     values = read_drafter_values(drafter)
     facts = read_target(target)
-    stored = read_header(drafter / "model.safetensors").tensors
+    stored = read_header(drafter / WEIGHTS).tensors
     config, checks = inspect_config(values)
     checks += target_checks(values, facts)
     checks += facts.tensor_checks(look_up(values, "hidden_size"), look_up(values, "vocab_size"))

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lse_mlx.checkpoints.checks import NOTHING, Check, Kind, Words
-from lse_mlx.checkpoints.conversion.manifest import MANIFEST, Manifest
-from lse_mlx.checkpoints.conversion.plan import CONFIG, WEIGHTS, converted_config
+from lse_mlx.checkpoints.conversion.manifest import Manifest
+from lse_mlx.checkpoints.conversion.plan import converted_config
 from lse_mlx.checkpoints.drafter_config import (
     DFlash2Config,
     Quantization,
@@ -20,10 +20,10 @@ from lse_mlx.checkpoints.drafter_config import (
 )
 from lse_mlx.checkpoints.gate.pair_record import PAIR_FILE
 from lse_mlx.checkpoints.gate.target_facts import TargetFacts
+from lse_mlx.checkpoints.names import CONFIG, MANIFEST, QUANTIZATION, WEIGHTS
 from lse_mlx.checkpoints.origin import Origin, find_origin
 from lse_mlx.checkpoints.pairing import PairRecord
 
-CONVERSION_ADDS = ("quantization", "quantization_config")
 """Fields that a conversion adds to config.json; they are held to the stored tensors instead."""
 REGISTERED = Quantization(group_size=64, bits=8)
 """The conversion that a record gives hashes of."""
@@ -195,7 +195,7 @@ def _config(pair: KnownPair, values: dict[str, Any]) -> list[Check]:
     return [
         Check.equal(name, look_up(values, name), look_up(recorded, name), pair.has)
         for name in names
-        if name.split(".")[0] not in CONVERSION_ADDS
+        if name.split(".")[0] not in QUANTIZATION
     ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from lse_mlx.checkpoints.drafter_kind import read_drafter_values
 from lse_mlx.checkpoints.gate.target_facts import read_target
 from lse_mlx.checkpoints.json_object import json_text
+from lse_mlx.checkpoints.names import WEIGHTS
 from lse_mlx.checkpoints.origin import Origin, find_origin
 from lse_mlx.checkpoints.pairing import PairRecord
 from lse_mlx.checkpoints.regular_file import open_regular
@@ -30,7 +31,7 @@ def pair_record_of(
     Raises CheckpointError if a folder is no such checkpoint, or `name` is no name.
     """
     facts, origin = read_target(target), find_origin(target)
-    weights = drafter / "model.safetensors"
+    weights = drafter / WEIGHTS
     config = read_drafter_values(drafter)
     try:
         with open_regular(weights) as file:

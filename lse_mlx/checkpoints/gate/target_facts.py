@@ -8,11 +8,11 @@ from typing import Any
 from lse_mlx.checkpoints.checks import NOTHING, Check, Words, shown
 from lse_mlx.checkpoints.complete import weight_files
 from lse_mlx.checkpoints.gate.tokenizer_identity import TokenizerIdentity, read_tokenizer
+from lse_mlx.checkpoints.names import FLOATS
 from lse_mlx.checkpoints.safetensors_header import StoredTensor, read_header
 from lse_mlx.checkpoints.target_config import check_supported, read_config
 from lse_mlx.errors import CheckpointError, printable
 
-FLOATS = ("BF16", "F16", "F32")
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 AFFINE = (64, 4)
 """Group size and bits that mlx-lm takes where a quantization block names none."""

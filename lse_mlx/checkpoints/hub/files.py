@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lse_mlx.checkpoints.complete import FOREIGN
 from lse_mlx.checkpoints.hashing import content_name
+from lse_mlx.checkpoints.names import CONFIG
 from lse_mlx.checkpoints.safetensors_header import read_header
 from lse_mlx.errors import CheckpointError, printable
 
@@ -110,7 +111,7 @@ def is_needed(name: str) -> bool:
 def check_usable(wanted: object, names: Sequence[str], found: Sequence[RemoteFile]) -> None:
     """Raise CheckpointError unless the needed files `found` among `names` can be a checkpoint."""
     kept = {file.name for file in found}
-    if "config.json" not in kept:
+    if CONFIG not in kept:
         raise CheckpointError(
             f"{wanted} has no config.json and is no checkpoint: choose another repository."
         )

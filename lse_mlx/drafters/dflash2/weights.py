@@ -8,6 +8,7 @@ import mlx.core as mx
 from lse_mlx.checkpoints.checks import clauses
 from lse_mlx.checkpoints.drafter_config import DFlash2Config, Quantization
 from lse_mlx.checkpoints.drafter_tensors import compare_tensors, part_name, tensor_shapes
+from lse_mlx.checkpoints.names import WEIGHTS
 from lse_mlx.checkpoints.safetensors_header import read_header
 from lse_mlx.errors import CheckpointError
 
@@ -63,7 +64,7 @@ class DFlash2Weights:
         another shape or dtype than `config` asks for, or is not part of a DFlash2 drafter; no tensor
         is read then.
         """
-        path = folder / "model.safetensors"
+        path = folder / WEIGHTS
         stored = read_header(path).tensors
         table = compare_tensors(stored, config)
         if not table.fits:
