@@ -146,3 +146,10 @@ def test_the_architecture_names_every_part() -> None:
     files = [f"lse_mlx/{p.name}" for p in package.glob("*.py")]
     stages = [f"lse_mlx/decode/{p.name}" for p in package.glob("decode/[!_]*.py")]
     assert not [name for name in [*parts, *files, *stages] if f"`{name}`" not in page]
+
+
+def test_the_page_of_checkpoints_names_every_file() -> None:
+    page = (ROOT / "docs" / "checkpoints.md").read_text("utf-8").split("## The files\n")[1]
+    folder = ROOT / "lse_mlx" / "checkpoints"
+    files = {p.relative_to(folder).as_posix() for p in folder.rglob("[!_]*.py")}
+    assert set(re.findall(r"^\| `([^`]+)` \|", page, re.M)) == files
