@@ -42,9 +42,8 @@ def new_folder(destination: Path, flock: Lock = fcntl.flock) -> Iterator[Path]:
     made where it is missing. Files, the folder and its parent are on disk before anyone sees
     `destination`. On any failure the fresh folder is removed. After success, folders that killed
     processes left here are swept: a process at work holds a lock on its folder, so only those of
-    ended ones go. Where a mount keeps
-    locks to one host (some NFS), another host may remove a folder at work; its process then fails with
-    a sentence, and what it was making is made at the next start.
+    ended ones go. Where a mount keeps locks to one host (some NFS), another host may remove a folder
+    at work; its process then fails with a sentence, and what it was making is made at the next start.
 
     flock: locks an open folder, as fcntl.flock; where a file system has no such locks nothing is
     swept. Raises FolderTaken when `destination` exists, or came to exist meanwhile; and

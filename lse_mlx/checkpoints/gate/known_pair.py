@@ -24,7 +24,6 @@ from lse_mlx.checkpoints.names import CONFIG, MANIFEST, QUANTIZATION, WEIGHTS
 from lse_mlx.checkpoints.origin import Origin, find_origin
 from lse_mlx.checkpoints.pairing import PairRecord
 
-"""Fields that a conversion adds to config.json; they are held to the stored tensors instead."""
 REGISTERED = Quantization(group_size=64, bits=8)
 """The conversion that a record gives hashes of."""
 THE_RECORD = "the record of "
@@ -195,7 +194,7 @@ def _config(pair: KnownPair, values: dict[str, Any]) -> list[Check]:
     return [
         Check.equal(name, look_up(values, name), look_up(recorded, name), pair.has)
         for name in names
-        if name.split(".")[0] not in QUANTIZATION
+        if name.split(".")[0] not in QUANTIZATION  # held to the stored tensors instead
     ]
 
 
