@@ -1,6 +1,7 @@
 """Folders and caches that a process may not look into are one sentence."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -9,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+import lse_mlx
 from tests.checkpoints.hub.fake_hub import FIRST, NEEDED, checkpoint
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 
+PACKAGE = Path(lse_mlx.__file__).parent
 NOBODY = 65534
 CHILD = f"""
 import os, sys
@@ -45,13 +48,19 @@ def folder() -> Iterator[Path]:
             (folder / "whole" / file).write_bytes(checkpoint()[file])
         (folder / "closed" / "inner").mkdir(parents=True)
         (folder / "closed").chmod(0o700)
+        # The checkout may be closed to others, and the package reads files of its own.
+        unused = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(PACKAGE, folder / "package" / PACKAGE.name, ignore=unused)
         yield folder
 
 
 def as_nobody(folder: Path, expression: str) -> str:
     """What the value of `expression` prints as, or its error, in a process without rights."""
     command = [sys.executable, "-c", CHILD, str(folder), expression]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    environment = {**os.environ, "PYTHONPATH": str(folder / "package")}
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, cwd=folder, env=environment
+    )
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.count("\n") == 1
     return ran.stdout.removesuffix("\n")
