@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from lse_mlx import demo_pair
 from lse_mlx.checkpoints.checks import Words, shown
+from lse_mlx.checkpoints.hashing import SHA256
 from lse_mlx.checkpoints.json_object import read_json_object
 from lse_mlx.errors import CheckpointError
 
@@ -20,7 +21,6 @@ REINSTALL = "install lse-mlx again"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _REVISION = re.compile(r"[0-9a-f]{40}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _target(fields: "_Fields") -> TargetRecord:
         hidden_size=fields.count("hidden_size"),
         num_hidden_layers=fields.count("num_hidden_layers"),
         vocab_size=fields.count("vocab_size"),
-        tokenizer_sha256=fields.optional_text("tokenizer_sha256", _SHA256),
+        tokenizer_sha256=fields.optional_text("tokenizer_sha256", SHA256),
     )
     fields.done()
     return record
@@ -180,10 +180,10 @@ def _drafter(fields: "_Fields") -> DrafterRecord:
         repository=fields.optional_text("repository", _REPOSITORY),
         revision=fields.optional_text("revision", _REVISION),
         bytes=fields.optional_count("bytes"),
-        sha256=fields.optional_text("sha256", _SHA256),
+        sha256=fields.optional_text("sha256", SHA256),
         q8_bytes=fields.optional_count("q8_bytes"),
-        q8_sha256=fields.optional_text("q8_sha256", _SHA256),
-        q8_config_sha256=fields.optional_text("q8_config_sha256", _SHA256),
+        q8_sha256=fields.optional_text("q8_sha256", SHA256),
+        q8_config_sha256=fields.optional_text("q8_config_sha256", SHA256),
         config=fields.config("config"),
     )
     fields.done()

@@ -1,4 +1,4 @@
-"""The two stand-alone scripts: what they need, print and return."""
+"""The converter's script and its benchmark: what they need, print and return."""
 
 import contextlib
 import errno

@@ -1,7 +1,6 @@
 """The record that a target and a drafter are held to: which one it is, and whether it is kept."""
 
 import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -20,6 +19,7 @@ from lse_mlx.checkpoints.drafter_config import (
 )
 from lse_mlx.checkpoints.gate.pair_record import PAIR_FILE
 from lse_mlx.checkpoints.gate.target_facts import TargetFacts
+from lse_mlx.checkpoints.hashing import SHA256
 from lse_mlx.checkpoints.names import CONFIG, MANIFEST, QUANTIZATION, WEIGHTS
 from lse_mlx.checkpoints.origin import Origin, find_origin
 from lse_mlx.checkpoints.pairing import PairRecord
@@ -253,7 +253,7 @@ def _sha256(text: bytes) -> str:
 def hash_in_cache(path: Path) -> str | None:
     """The SHA-256 by which the hub's cache calls the file, None for a file that lies elsewhere."""
     blob = path.resolve()
-    is_named = blob.parent.name == "blobs" and re.fullmatch(r"[0-9a-f]{64}", blob.name)
+    is_named = blob.parent.name == "blobs" and SHA256.fullmatch(blob.name)
     return blob.name if is_named else None
 
 

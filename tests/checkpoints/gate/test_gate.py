@@ -19,7 +19,6 @@ from tests.checkpoints.gate.sparse_checkpoints import (
     TARGET_REVISION,
     drafter_config,
     failed,
-    hollow_demo,
     read_entries,
     read_json,
     records_with,
@@ -32,18 +31,6 @@ from tests.checkpoints.gate.sparse_checkpoints import (
 )
 from tests.tiny_models import KINDS, save_checkpoint
 from tests.tiny_models import save_tokenizer as save_tiny_tokenizer
-
-
-@pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen_target(tmp_path_factory.mktemp("targets") / "some-target")
-
-
-@pytest.fixture
-def demo(tmp_path: Path) -> tuple[Path, Path]:
-    """The demo pair in folders of their own; the weights are holes."""
-    return hollow_demo(tmp_path)
-
 
 # What is accepted
 

@@ -23,23 +23,10 @@ from tests.checkpoints.gate.sparse_checkpoints import (
     quantized,
     read_json,
     refusal_of,
-    save_qwen_target,
     snapshot,
     write_json,
     write_sparse,
 )
-
-
-@pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen_target(tmp_path_factory.mktemp("targets") / "some-target")
-
-
-@pytest.fixture
-def demo(tmp_path: Path) -> tuple[Path, Path]:
-    """The demo pair in folders of their own; the weights are holes."""
-    return hollow_demo(tmp_path)
-
 
 # Revisions
 

@@ -4,8 +4,6 @@ import json
 import os
 import pickle
 import shutil
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +17,13 @@ from tests.checkpoints.gate.sparse_checkpoints import (
     QWEN,
     bytes_read,
     failed,
-    hollow_demo,
     read_entries,
     read_json,
     refusal_of,
     save_drafter,
-    save_qwen_target,
     write_json,
     write_sparse,
 )
-
-
-@pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen_target(tmp_path_factory.mktemp("targets") / "some-target")
-
-
-@pytest.fixture
-def demo(tmp_path: Path) -> tuple[Path, Path]:
-    """The demo pair in folders of their own; the weights are holes."""
-    return hollow_demo(tmp_path)
-
 
 # Only what may be read is read, and nothing is run
 
@@ -179,20 +163,6 @@ def test_a_config_made_to_break_readers_is_one_sentence(
     message = refusal_of(*demo)
     assert words in message
     assert len(message) < 1000
-
-
-@pytest.fixture
-def no_waiting() -> Iterator[None]:
-    """A test that stands still, as at a pipe which nobody writes to, fails after a while."""
-
-    def late(*_: object) -> None:
-        raise AssertionError("it waits for ever")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(20)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.usefixtures("no_waiting")

@@ -13,7 +13,6 @@ from tests.checkpoints.gate.sparse_checkpoints import (
     ROWS,
     WIDTH,
     failed,
-    hollow_demo,
     quantized,
     read_entries,
     read_json,
@@ -25,12 +24,6 @@ from tests.checkpoints.gate.sparse_checkpoints import (
 )
 
 LAYERS = DEMO_TARGET["num_hidden_layers"]
-
-
-@pytest.fixture
-def demo(tmp_path: Path) -> tuple[Path, Path]:
-    """The demo pair in folders of their own; the weights are holes."""
-    return hollow_demo(tmp_path)
 
 
 # The target's own tensors
