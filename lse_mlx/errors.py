@@ -24,6 +24,10 @@ class TargetError(LseError):
     """The target produced logits that no token can be chosen from (NaN, +inf, or nothing finite)."""
 
 
+class KernelError(LseError):
+    """A device kernel was required and cannot run here."""
+
+
 def reason(error: Exception) -> str:
     """The first sentence of another library's error, without its full stop, to quote in ours."""
     text = " ".join(str(error).split())
