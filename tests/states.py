@@ -26,7 +26,7 @@ def held_by(state: TargetState) -> Held:
             assert layer.inputs is None
             assert layer.rows is None
             settled = replace(layer)
-            settled.fold_pending()
+            settled.settle()
             held.append({"tail": in_numpy(layer.tail), "recurrent": in_numpy(settled.recurrent)})
         elif layer.keys is None:
             held.append({})

@@ -18,7 +18,10 @@ import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
-TILE = 8
+from lse_mlx.kernels.registry import Registry
+from lse_mlx.kernels.row_tiles import TILE
+from lse_mlx.kernels.skinny_qmm import NAME
+
 BLOCK = 64
 
 
@@ -27,10 +30,18 @@ class HostLinear(nn.Module):
 
     weight: fp32 [out, in]; bias: fp32 [out] or None. Called with x fp32 [..., in], returns fp32
     [..., out].
+    counted_by: counts each product as one that the kernel `skinny_qmm` would serve on a device; for
+    weights that were in codes.
     """
 
-    def __init__(self, weight: NDArray[np.float32], bias: NDArray[np.float32] | None = None):
+    def __init__(
+        self,
+        weight: NDArray[np.float32],
+        bias: NDArray[np.float32] | None = None,
+        counted_by: Registry | None = None,
+    ):
         super().__init__()
+        self._counted_by = counted_by
         self._out, self._in = weight.shape
         block = min(BLOCK, self._out)
         padded = np.zeros((-(-self._out // block) * block, self._in), np.float32)
@@ -42,7 +53,8 @@ class HostLinear(nn.Module):
     def joined(cls, parts: Sequence["HostLinear"]) -> "HostLinear":
         """One product for several without a bias that take the same input; outputs side by side."""
         assert all(part._bias is None for part in parts)
-        return cls(np.concatenate([part.weight() for part in parts]))
+        counted_by = next((p._counted_by for p in parts if p._counted_by is not None), None)
+        return cls(np.concatenate([part.weight() for part in parts]), counted_by=counted_by)
 
     def weight(self) -> NDArray[np.float32]:
         """The weight, fp32 [out, in]."""
@@ -54,6 +66,8 @@ class HostLinear(nn.Module):
 
     def product(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """The same of whole tiles in NumPy: fp32 [n * TILE, in] to fp32 [n * TILE, out]."""
+        if self._counted_by is not None:
+            self._counted_by.reference(NAME)
         # [tiles, 1, TILE, in] @ [blocks, in, BLOCK] = [tiles, blocks, TILE, BLOCK]
         products = np.matmul(rows.reshape(-1, 1, TILE, self._in), self._blocks)
         y = products.swapaxes(1, 2).reshape(len(rows), -1)[:, : self._out]

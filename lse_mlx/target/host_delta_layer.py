@@ -11,13 +11,16 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.qwen3_5 import GatedDeltaNet
 
-from lse_mlx.kernels.gated_delta import DeltaRows, host_fold_rows, host_read_rows
+from lse_mlx.kernels.gated_delta_verify import KERNEL, NORM_EPS
 from lse_mlx.kernels.host_arithmetic import Rows, host_norm, host_sigmoid, host_silu
+from lse_mlx.kernels.host_gated_delta import (
+    HostDeltaRows,
+    host_fold_rows,
+    host_gated_delta_verify,
+)
 from lse_mlx.kernels.host_linear import HostLinear, host_tiles
+from lse_mlx.kernels.registry import Registry
 from lse_mlx.target.state import DeltaState
-
-NORM_EPS = 1e-6
-"""Added to the sum of squares of a query or key before its root is taken (mlx-lm's l2norm)."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class HostDeltaLayer:
     """
 
     layer: GatedDeltaNet
+    registry: Registry
     joined: HostLinear
     out: HostLinear
     taps: Rows
@@ -38,7 +42,7 @@ class HostDeltaLayer:
     gain: Rows
 
     @classmethod
-    def of(cls, layer: Any) -> "HostDeltaLayer":
+    def of(cls, layer: Any, registry: Registry) -> "HostDeltaLayer":
         """From a GatedDeltaNet whose projections are `HostLinear` already.
 
         Takes the input projections out of it: joined, they would lie in memory twice.
@@ -46,6 +50,7 @@ class HostDeltaLayer:
         names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
         return cls(
             layer=layer,
+            registry=registry,
             joined=HostLinear.joined([layer.pop(name) for name in names]),
             out=layer.out_proj,
             taps=np.array(layer.conv1d.weight[:, :, 0].T),
@@ -60,7 +65,7 @@ class HostDeltaLayer:
         return DeltaState(
             tail=np.zeros((1, net.conv_kernel_size - 1, net.conv_dim), np.float32),
             recurrent=np.zeros((1, net.num_v_heads, net.head_v_dim, net.head_k_dim), np.float32),
-            fold=host_fold_rows,
+            fold=self._fold,
         )
 
     def __call__(self, x: mx.array, state: DeltaState, whole: bool) -> mx.array:
@@ -71,12 +76,18 @@ class HostDeltaLayer:
         inputs = np.concatenate([state.tail, qkv], axis=1)
         q, k, v = self._heads(host_silu(self._convolve(inputs, t)))
         decay = np.exp(-self.rate * np.logaddexp(a + self.dt_bias, np.float32(0)))
-        rows = DeltaRows(k, v, decay, host_sigmoid(b))
-        state.fold_pending()
-        y, after = host_read_rows(q, rows, state.recurrent)
-        state.open(inputs, rows, after, whole)
+        rows = HostDeltaRows(k, v, decay, host_sigmoid(b))
+        self.registry.reference(KERNEL.name)
+        y, kept = host_gated_delta_verify(
+            q, rows, state.pending, state.n_pending, state.recurrent, whole
+        )
+        state.open(inputs, rows, kept, whole)
         y = host_norm(y, self.gain, net.layer_norm_epsilon) * host_silu(z.reshape(y.shape))
         return mx.array(self.out.product(host_tiles(y.reshape(1, t, -1)))[None, :t])
+
+    def _fold(self, rows: HostDeltaRows, n: int, state: Rows) -> Rows:
+        self.registry.reference(KERNEL.name)
+        return host_fold_rows(rows, n, state)
 
     def _convolve(self, inputs: Rows, t: int) -> Rows:
         y = inputs[:, :t] * self.taps[0]

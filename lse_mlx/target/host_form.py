@@ -7,6 +7,7 @@ from mlx.utils import tree_map
 
 from lse_mlx.kernels.host_arithmetic import host_silu
 from lse_mlx.kernels.host_linear import HostLinear, host_tiles, row_count
+from lse_mlx.kernels.registry import Registry
 
 
 class HostGatedMLP(nn.Module):
@@ -29,10 +30,10 @@ class HostGatedMLP(nn.Module):
 class HostEmbedding(nn.Module):
     """A dequantized embedding table, fp32 [vocab, hidden], that is also the output head if tied."""
 
-    def __init__(self, weight: mx.array):
+    def __init__(self, weight: mx.array, counted_by: Registry | None = None):
         super().__init__()
         self._table = weight
-        self._head = HostLinear(np.asarray(weight))
+        self._head = HostLinear(np.asarray(weight), counted_by=counted_by)
 
     def __call__(self, tokens: mx.array) -> mx.array:
         return self._table[tokens]
@@ -57,24 +58,30 @@ def _dense(module: nn.Module) -> mx.array:
     return module.weight.astype(mx.float32)
 
 
-def _host_form(module: nn.Module) -> nn.Module:
+def _host_form(module: nn.Module, registry: Registry | None) -> nn.Module:
+    # A device would serve a product of affine codes by a kernel, and no other.
+    counted_by = registry if getattr(module, "mode", None) == "affine" else None
     if isinstance(module, nn.Linear | nn.QuantizedLinear):
         bias = np.asarray(module.bias.astype(mx.float32)) if "bias" in module else None
-        return HostLinear(np.asarray(_dense(module)), bias)
+        return HostLinear(np.asarray(_dense(module)), bias, counted_by)
     if isinstance(module, nn.Embedding | nn.QuantizedEmbedding):
-        return HostEmbedding(_dense(module))
+        return HostEmbedding(_dense(module), counted_by)
     return module
 
 
-def move_to_host(model: nn.Module) -> None:
+def move_to_host(model: nn.Module, registry: Registry | None = None) -> None:
     """Give `model` its CPU form in place: fp32 throughout, linear layers and embeddings in NumPy.
 
-    Called once at load, when MLX's default device is the CPU; every other device keeps MLX's own
-    layers and dtypes.
+    Called once at load, when MLX's default device is the CPU; every other device has a form of its
+    own. registry: counts the products that a kernel would serve there.
     """
     # The layers go first: what is left for the cast is norms, convolutions and per-head vectors.
     model.update_modules(
-        tree_map(_host_form, model.leaf_modules(), is_leaf=lambda m: isinstance(m, nn.Module))
+        tree_map(
+            lambda module: _host_form(module, registry),
+            model.leaf_modules(),
+            is_leaf=lambda module: isinstance(module, nn.Module),
+        )
     )
     for layer in model.layers:
         layer.mlp = HostGatedMLP(layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj)

@@ -11,7 +11,10 @@ from mlx_lm.utils import load_model
 from lse_mlx.checkpoints.plain_name import plain_name
 from lse_mlx.checkpoints.target_config import check_supported, context_limit, read_config
 from lse_mlx.errors import CheckpointError, reason
+from lse_mlx.kernels.registry import Registry
+from lse_mlx.target.attention_layer import AttentionLayer
 from lse_mlx.target.delta_layer import DeltaLayer, DeltaMixer
+from lse_mlx.target.device_form import move_to_device
 from lse_mlx.target.host_delta_layer import HostDeltaLayer
 from lse_mlx.target.host_form import move_to_host
 from lse_mlx.target.model import Target
@@ -29,29 +32,37 @@ _LOADING_ERRORS = (
 
 
 def load_target(
-    folder: Path, context_length: int | None = None, on_host: bool | None = None
+    folder: Path,
+    context_length: int | None = None,
+    on_host: bool | None = None,
+    registry: Registry | None = None,
 ) -> Target:
     """Load the mlx-lm checkpoint in `folder`: `qwen3_5` (its text part, dense) or `qwen3`.
 
     context_length: the most tokens a sequence may hold; the checkpoint's own limit if None.
     on_host: dequantize the weights to fp32 once and compute with NumPy; otherwise keep them as they
-    are and compute with MLX. None chooses the first where MLX's default device is the CPU.
+    are and compute with MLX. None chooses the first where no device kernels run.
+    registry: the door to device kernels; that of MLX's default device if None.
     Raises CheckpointError for a missing, broken or unsupported checkpoint.
     """
     config = read_config(folder)
     text = check_supported(config, folder)
     limit = context_limit(text, context_length, folder)
     model = load_modules(folder)
+    registry = registry or Registry.for_device()
     if on_host is None:
-        on_host = mx.default_device() == mx.cpu
+        on_host = not registry.on_device
     with _named_errors(folder, "cannot be run"):
         if on_host:
-            move_to_host(model)
+            move_to_host(model, registry)
+        else:
+            move_to_device(model, registry)
         inner: Any = model.language_model if "language_model" in model else model
         target = Target(
             trunk=inner.model,
             lm_head=inner.lm_head if "lm_head" in inner else None,
-            mixers=tuple(_mixer(layer, on_host) for layer in inner.model.layers),
+            mixers=tuple(_mixer(layer, on_host, registry) for layer in inner.model.layers),
+            registry=registry,
             hidden_size=text["hidden_size"],
             vocab_size=text["vocab_size"],
             context_length=limit,
@@ -90,9 +101,9 @@ def _named_errors(folder: Path, what: str) -> Iterator[None]:
         ) from error
 
 
-def _mixer(layer: Any, on_host: bool) -> DeltaMixer | None:
+def _mixer(layer: Any, on_host: bool, registry: Registry) -> DeltaMixer | AttentionLayer:
     if not getattr(layer, "is_linear", False):
-        return None
+        return AttentionLayer(layer.self_attn, registry)
     if on_host:
-        return HostDeltaLayer.of(layer.linear_attn)
-    return DeltaLayer(layer.linear_attn, layer.input_layernorm.weight.dtype)
+        return HostDeltaLayer.of(layer.linear_attn, registry)
+    return DeltaLayer.of(layer.linear_attn, layer.input_layernorm.weight.dtype, registry)

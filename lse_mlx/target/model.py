@@ -5,9 +5,10 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
 
+from lse_mlx.kernels.registry import Registry
+from lse_mlx.target.attention_layer import AttentionLayer
 from lse_mlx.target.delta_layer import DeltaMixer
 from lse_mlx.target.state import DeltaState, TargetState
 
@@ -31,13 +32,16 @@ class Target:
 
     trunk:   mlx-lm's inner model: embed_tokens, layers, norm
     lm_head: the output head, or None where the embedding is tied
-    mixers:  for each layer its Gated DeltaNet form, or None where it attends
+    mixers:  what mixes the rows of each layer: a Gated DeltaNet, in the form for the device, or
+             attention
+    registry: the door to device kernels, and what counts their calls
     context_length: the most tokens a sequence may hold
     """
 
     trunk: Any = field(repr=False)
     lm_head: Any = field(repr=False)
-    mixers: tuple[DeltaMixer | None, ...] = field(repr=False)
+    mixers: tuple[DeltaMixer | AttentionLayer, ...] = field(repr=False)
+    registry: Registry = field(repr=False)
     hidden_size: int
     vocab_size: int
     context_length: int
@@ -62,7 +66,12 @@ class Target:
 
     def new_state(self) -> TargetState:
         """The state of an empty sequence."""
-        return TargetState([mixer.new_state() if mixer else KVCache() for mixer in self.mixers])
+        return TargetState(
+            [
+                KVCache() if isinstance(mixer, AttentionLayer) else mixer.new_state()
+                for mixer in self.mixers
+            ]
+        )
 
     def advance(self, tokens: list[int], state: TargetState, taps: tuple[int, ...]) -> Pass:
         """Take `tokens` (at least one) into `state` for good; logits of the last row only."""
@@ -93,10 +102,12 @@ class Target:
         stack = zip(self.trunk.layers, self.mixers, state.layers, strict=True)
         for index, (layer, mixer, held) in enumerate(stack):
             normed = layer.input_layernorm(x)
-            if mixer is not None and isinstance(held, DeltaState):
-                x = x + mixer(normed, held, whole)
+            if isinstance(mixer, AttentionLayer):
+                assert isinstance(held, KVCache)
+                x = x + mixer(normed, held)
             else:
-                x = x + layer.self_attn(normed, create_attention_mask(x, held), held)
+                assert isinstance(held, DeltaState)
+                x = x + mixer(normed, held, whole)
             x = x + layer.mlp(layer.post_attention_layernorm(x))
             if index in taps:
                 tapped[index] = x[0].astype(mx.float32)

@@ -2,11 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.models.cache import KVCache
 
-from lse_mlx.kernels.gated_delta import Array, DeltaRows
+Array = Any
+"""An mx.array on a device, a NumPy array on a CPU; never both in one state."""
+
+FEW_ROWS = 16
+"""A tail keeps in memory the inputs that it was cut from, where they are no more rows than this. Of a
+piece of the prompt it is copied, which is one more launch a layer."""
+
+PassRows = Any
+"""DeltaRows on a device, HostDeltaRows on a CPU: what has `arrays()`."""
 
 
 @dataclass
@@ -14,46 +24,52 @@ class DeltaState:
     """A Gated DeltaNet layer: the convolution's tail and the recurrent state of committed tokens.
 
     tail:      [1, kernel - 1, channels], the last committed inputs of the convolution
-    recurrent: fp32 [1, Hv, Dv, Dk]; committed rows in `pending` are still to be folded in
-    fold:      the recurrence that folds rows into `recurrent`, for this kind of array
-    pending:   accepted rows of the last verify pass; the next pass folds them in before its own
+    recurrent: fp32 [1, Hv, Dv, Dk]; of committed rows, the pending ones are still to be folded in
+    fold:      folds the first n of some rows into a state, for this kind of array
+    pending:   the rows of the last verify pass, of which the first `n_pending` were accepted; the
+               next pass folds these in before its own
     inputs:    while a pass is open, [1, kernel - 1 + rows, channels]: the tail and the pass's rows
     rows:      while a pass of several rows is open, what each would put into the recurrent state
 
-    A pass of several rows leaves `recurrent` as it was and keeps only its small per-row inputs; a
-    pass that can only be committed whole (one row, or a piece of the prompt) puts its end state
-    here at once. So a pass never holds a state per row, nor two states of a layer after it ran.
+    A pass of several rows keeps only its small per-row inputs and brings `recurrent` to the rows
+    committed before it; a pass that can only be committed whole (one row, or a piece of the prompt)
+    puts its end state here at once. So a pass never holds a state per row, nor two states of a
+    layer after it ran.
     """
 
     tail: Array
     recurrent: Array
-    fold: Callable[[DeltaRows, Array], Array]
-    pending: DeltaRows | None = None
+    fold: Callable[[PassRows, int, Array], Array]
+    pending: PassRows | None = None
+    n_pending: int = 0
     inputs: Array | None = None
-    rows: DeltaRows | None = None
+    rows: PassRows | None = None
 
-    def fold_pending(self) -> None:
-        """Make `recurrent` the state of all committed tokens."""
-        if self.pending is not None:
-            self.recurrent = self.fold(self.pending, self.recurrent)
-            self.pending = None
+    def open(self, inputs: Array, rows: PassRows, kept: Array, whole: bool) -> None:
+        """Open a pass that has folded in what was pending.
 
-    def open(self, inputs: Array, rows: DeltaRows, after: Array, whole: bool) -> None:
-        """Open a pass whose rows would lead to the state `after`."""
-        self.inputs = inputs
-        if whole:
-            self.recurrent = after
-        else:
-            self.rows = rows
+        kept: the state after the pass where it can only be committed whole, before it otherwise
+        """
+        self.inputs, self.recurrent = inputs, kept
+        self.pending, self.n_pending = None, 0
+        self.rows = None if whole else rows
 
     def commit(self, n: int) -> None:
         """Keep the first `n` rows of the open pass."""
         assert self.inputs is not None
-        tail = self.inputs[:, n : n + self.tail.shape[1]]
-        # A copy: a slice would keep the inputs of all rows, which a piece of the prompt has many of.
-        self.tail = mx.contiguous(tail) if isinstance(tail, mx.array) else tail.copy()
-        self.pending = None if self.rows is None else self.rows.first(n)
+        self.tail = self.inputs[:, n : n + self.tail.shape[1]]
+        if self.inputs.shape[1] > FEW_ROWS:
+            own = mx.contiguous if isinstance(self.tail, mx.array) else np.copy
+            self.tail = own(self.tail)
+        # Whole, not cut to n: the kernel would have to be given a copy of the part.
+        self.pending, self.n_pending = self.rows, n if self.rows is not None else 0
         self.inputs = self.rows = None
+
+    def settle(self) -> None:
+        """Make `recurrent` the state of all committed tokens."""
+        if self.pending is not None:
+            self.recurrent = self.fold(self.pending, self.n_pending, self.recurrent)
+            self.pending, self.n_pending = None, 0
 
     def arrays(self) -> list[Array]:
         """Every array held, for evaluation and for counting bytes."""
@@ -98,7 +114,7 @@ class TargetState:
         """Fold what is committed but pending, so that the arrays are those of `position` tokens."""
         for layer in self.layers:
             if isinstance(layer, DeltaState):
-                layer.fold_pending()
+                layer.settle()
 
     def arrays(self) -> list[Array]:
         """Every array held, for evaluation and for counting bytes."""

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lse_mlx.drafters.dflash2 import DFlash2, DFlash2Config, DFlash2Context, load_dflash2
-from lse_mlx.drafters.dflash2.operations import DEVICE, HOST, Operations
+from lse_mlx.drafters.dflash2.operations import Operations
 from lse_mlx.drafters.dflash2.ring import ContextRing
 from lse_mlx.errors import DraftError
+from tests.drafters.forms import FORMS
 from tests.drafters.tiny_dflash2 import (
     BLOCK,
     SLOTS,
@@ -23,8 +24,6 @@ from tests.drafters.tiny_dflash2 import (
     tiny_target,
     tiny_tensors,
 )
-
-FORMS = pytest.mark.parametrize("form", [DEVICE, HOST], ids=["device", "host"])
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +39,7 @@ def greedy(context: DFlash2Context, anchor: int = 5) -> list[int]:
 def ring_bits(context: DFlash2Context) -> NDArray[np.uint32]:
     """Every live slot of every layer, as bits."""
     ring = context._ring
-    live = ring.slot_positions() >= 0
+    live = ring.view().slot_positions >= 0
     return np.stack([np.array(x)[:, :, :SLOTS][:, :, live] for x in ring._layers]).view(np.uint32)
 
 
@@ -59,7 +58,7 @@ def test_multi_row_appends_equal_one_row_appends_bit_for_bit(
         singly.append(features[row : row + 1], start + row)
     assert together.position == singly.position
     np.testing.assert_array_equal(ring_bits(together), ring_bits(singly))
-    np.testing.assert_array_equal(together._ring.slot_positions(), singly._ring.slot_positions())
+    np.testing.assert_array_equal(*(c._ring.view().slot_positions for c in (together, singly)))
 
 
 @given(
@@ -78,8 +77,9 @@ def test_visibility_goes_by_absolute_position(
         held |= {p % SLOTS: p for p in range(first, ring.position)}
         ring.rewind(ring.position - min(back, ring.live))
         held = {slot: p for slot, p in held.items() if p < ring.position}
-    assert sum(position >= 0 for position in ring.slot_positions()) == ring.live == len(held)
-    hidden = np.array(ring.mask())
+    view = ring.view()
+    assert sum(position >= 0 for position in view.slot_positions) == ring.live == len(held)
+    hidden = view.mask
     for query in range(BLOCK):
         at = ring.position + query
         seen = {slot for slot, position in held.items() if at - position < WINDOW}
@@ -94,7 +94,7 @@ def test_a_rewind_of_a_full_ring_keeps_the_whole_window(form: Operations) -> Non
     ring.append(form.own(mx.zeros((2, 2, 2, SLOTS, 16))), first=0)
     ring.append(form.own(mx.zeros((2, 2, 2, 5, 16))), first=SLOTS)
     ring.rewind(ring.position - BLOCK)
-    assert (np.array(ring.mask())[0, :SLOTS] == 0).sum() == WINDOW - 1
+    assert ring.view().seen[0].sum() == WINDOW - 1
 
 
 def test_features_overwritten_later_do_not_change_drafts(drafter: DFlash2) -> None:

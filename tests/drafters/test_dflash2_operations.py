@@ -1,4 +1,4 @@
-"""Convolution, attention, gate, norm and rotation by hand, in both forms, and both models."""
+"""Attention, gate, norm and rotation by hand, in both forms, and both models."""
 
 from pathlib import Path
 
@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from lse_mlx.drafters.dflash2 import DFlash2Config
-from lse_mlx.drafters.dflash2.convolution import dynamic_convolution
 from lse_mlx.drafters.dflash2.model import DFlash2Model
-from lse_mlx.drafters.dflash2.operations import DEVICE, HOST, Operations
+from lse_mlx.drafters.dflash2.operations import Operations
 from lse_mlx.drafters.dflash2.ring import ContextRing
 from lse_mlx.drafters.dflash2.rotation import Rotation
 from lse_mlx.drafters.dflash2.weights import DFlash2Weights
+from lse_mlx.kernels.sliding_attention import RingView
+from tests.drafters.forms import FORMS
 from tests.drafters.reference_dflash2 import ReferenceDrafter
 from tests.drafters.tiny_dflash2 import (
     BLOCK,
@@ -25,56 +26,32 @@ from tests.drafters.tiny_dflash2 import (
     tiny_tensors,
 )
 
-FORMS = pytest.mark.parametrize("form", [DEVICE, HOST], ids=["device", "host"])
-
-
-@FORMS
-def test_convolution_by_hand(form: Operations) -> None:
-    """Two channels of one group, three rows: the edge has no row before it."""
-    x = mx.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
-    base = mx.zeros((2, 2, 1, 2))
-    base[1, 0, 0] = mx.array([10.0, 20.0])
-    base[1, 1, 0] = mx.array([0.5, 0.25])
-    # Rows of [side 0: tap 0, tap 1; side 1: tap 0, tap 1].
-    dynamic = mx.array([[9.0, 9.0, 1.0, 7.0], [9.0, 9.0, 2.0, 0.0], [9.0, 9.0, 0.0, 1.0]])
-    y = dynamic_convolution(form.own(x), form.own(base), form.own(dynamic), 1)
-    assert y.tolist() == [
-        [11 * 1, 21 * 2],  # tap 1 of row 0 would read before the block
-        [12 * 3 + 0.5 * 1, 22 * 4 + 0.25 * 2],
-        [10 * 5 + 1.5 * 3, 20 * 6 + 1.25 * 4],
-    ]
-
-
-@FORMS
-@pytest.mark.parametrize("rows", [1, 2, 8])
-def test_a_group_shares_its_coefficient_and_inputs_are_kept(form: Operations, rows: int) -> None:
-    rng = np.random.default_rng(rows)
-    x = rng.standard_normal((rows, 12)).astype(np.float32)
-    base = rng.standard_normal((2, 2, 3, 4)).astype(np.float32)
-    dynamic = rng.standard_normal((rows, 2 * 2 * 3)).astype(np.float32)
-    given = [form.own(mx.array(a)) for a in (x, base, dynamic)]
-    for side in (0, 1):
-        y = np.array(dynamic_convolution(given[0], given[1], given[2], side))
-        for t in range(rows):
-            for c in range(12):
-                at = side * 6 + c // 4
-                expected = (base[side, 0].ravel()[c] + dynamic[t, at]) * x[t, c]
-                if t:
-                    expected += (base[side, 1].ravel()[c] + dynamic[t, at + 3]) * x[t - 1, c]
-                assert y[t, c] == pytest.approx(expected, abs=1e-5)
-    for array, before in zip(given, (x, base, dynamic), strict=True):
-        np.testing.assert_array_equal(np.array(array), before)
-
 
 @FORMS
 def test_attention_by_hand(form: Operations) -> None:
-    """Two query heads on one pair of keys and values; a hidden slot counts for nothing."""
+    """Two query heads on one pair of keys and values; NaN in a slot where no row is live."""
     queries = mx.array([[[1.0, 0.0], [0.0, 2.0]]])
-    keys_values = mx.array([[[[1.0, 0.0], [0.0, 1.0], [9.0, 9.0]]], [[[1.0, 0], [0, 1], [5, 5]]]])
-    mask = form.own(mx.array([[0.0, 0.0, -np.inf]]))
-    mixed = form.attend(form.own(queries), form.own(keys_values), mask)
+    ring = mx.array([[[[1.0, 0.0], [np.nan, 9.0], [0.0, 0.0]]], [[[1.0, 0], [np.nan, 5], [0, 0]]]])
+    block = mx.array([[[[0.0, 1.0]]], [[[0.0, 1.0]]]])
+    view = RingView(position=5, live=1, window=3, slots=2, block=1)  # the row at 4 is in slot 0
+    mixed = form.attend(form.own(queries), form.own(ring), form.own(block), view)
     near, far = (np.exp(s / np.sqrt(2)) / (1 + np.exp(s / np.sqrt(2))) for s in (1.0, 2.0))
     np.testing.assert_allclose(np.array(mixed), [[near, 1 - near, 1 - far, far]], atol=1e-6)
+
+
+@FORMS
+def test_the_mask_by_hand(form: Operations) -> None:
+    """Three queries that weigh alike what they see: rows at 1 and 2 by the window, and the block."""
+    rows = [(np.nan, np.nan), (2, 4), (6, 8), (10, 12), (14, 16), (18, 20)]
+    values = np.array(rows, np.float32).reshape(1, 1, 6, 2)
+    keys = np.zeros_like(values)
+    scratch = np.zeros((2, 1, 3, 2), np.float32)
+    ring, block = np.split(np.concatenate([keys, values]), 2, axis=2)
+    ring = np.concatenate([ring, scratch], axis=2)
+    view = RingView(position=3, live=2, window=3, slots=3, block=3)
+    arrays = (form.own(mx.array(a)) for a in (np.zeros((3, 2, 2), np.float32), ring, block))
+    expected = [[10, 12, 10, 12], [12, 14, 12, 14], [14, 16, 14, 16]]
+    np.testing.assert_allclose(np.array(form.attend(*arrays, view)), expected, rtol=1e-6)
 
 
 @FORMS
@@ -83,11 +60,12 @@ def test_heads_share_keys_in_order_and_the_last_block_row_reaches_the_first(
 ) -> None:
     rng = np.random.default_rng(0)
     queries = form.own(mx.array(rng.standard_normal((8, 6, 4)).astype(np.float32)))
-    keys_values = form.own(mx.array(rng.standard_normal((2, 2, 20, 4)).astype(np.float32)))
-    all_seen = form.own(mx.zeros((8, 20)))
-    before = np.array(form.attend(queries, keys_values, all_seen)).reshape(8, 6, 4)
-    keys_values[1, 1, 19] += 1.0
-    after = np.array(form.attend(queries, keys_values, all_seen)).reshape(8, 6, 4)
+    ring = form.own(mx.array(rng.standard_normal((2, 2, 20, 4)).astype(np.float32)))
+    block = form.own(mx.array(rng.standard_normal((2, 2, 8, 4)).astype(np.float32)))
+    view = RingView(position=12, live=12, window=100, slots=12, block=8)
+    before = np.array(form.attend(queries, ring, block, view)).reshape(8, 6, 4)
+    block[1, 1, 7] += 1.0
+    after = np.array(form.attend(queries, ring, block, view)).reshape(8, 6, 4)
     assert (after[:, :3] == before[:, :3]).all(), "heads 0..2 read key/value head 0"
     assert (after[:, 3:] > before[:, 3:]).all(), "every row sees the last one, row 0 too"
 

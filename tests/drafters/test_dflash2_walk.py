@@ -88,7 +88,7 @@ def test_a_score_that_is_not_finite_is_refused_on_a_visited_row_only(
 
 
 @WALKS
-@pytest.mark.parametrize("bad", [-1, VOCAB, 1.5, np.nan, np.inf])
+@pytest.mark.parametrize("bad", [-1, VOCAB, 0.25, 1.5, np.nan, np.inf])
 @pytest.mark.parametrize("position", [0, 2])
 def test_a_malformed_id_is_refused_anywhere(walk: Walk, bad: float, position: int) -> None:
     scores, ids = lattice()

@@ -83,7 +83,7 @@ def shared(target: TinyTarget) -> SharedTarget:
     return target
 
 
-def tiny_tensors(seed: int = 0) -> dict[str, mx.array]:
+def tiny_tensors(seed: int = 0, head_dim: int = 16) -> dict[str, mx.array]:
     """bf16 tensors of `tiny_config`, by their published names, lively enough to disagree."""
     rng = np.random.default_rng(seed)
 
@@ -107,10 +107,10 @@ def tiny_tensors(seed: int = 0) -> dict[str, mx.array]:
     }
     for layer in range(2):
         sizes = {
-            "self_attn.q_proj": (64, HIDDEN),
-            "self_attn.k_proj": (32, HIDDEN),
-            "self_attn.v_proj": (32, HIDDEN),
-            "self_attn.o_proj": (HIDDEN, 64),
+            "self_attn.q_proj": (4 * head_dim, HIDDEN),
+            "self_attn.k_proj": (2 * head_dim, HIDDEN),
+            "self_attn.v_proj": (2 * head_dim, HIDDEN),
+            "self_attn.o_proj": (HIDDEN, 4 * head_dim),
             "mlp.gate_proj": (96, HIDDEN),
             "mlp.up_proj": (96, HIDDEN),
             "mlp.down_proj": (HIDDEN, 96),
@@ -122,7 +122,7 @@ def tiny_tensors(seed: int = 0) -> dict[str, mx.array]:
         for name in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"layers.{layer}.{name}.weight"] = norm(HIDDEN)
         for name in ("self_attn.q_norm", "self_attn.k_norm"):
-            tensors[f"layers.{layer}.{name}.weight"] = norm(16)
+            tensors[f"layers.{layer}.{name}.weight"] = norm(head_dim)
         for name in ("attention_conv", "mlp_conv"):
             tensors[f"layers.{layer}.{name}.base_kernel"] = bf16(2, 2, HIDDEN, scale=0.7)
     return tensors

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lse_mlx.kernels.host_linear import HostLinear
+from lse_mlx.kernels.registry import Registry
 
 IN, OUT = 256, 83
 
@@ -91,3 +92,12 @@ def test_joined_products_are_those_of_the_parts() -> None:
     x = normal(3, IN, seed=7)
     apart = np.concatenate([run(part, x) for part in parts], axis=1)
     np.testing.assert_allclose(run(HostLinear.joined(parts), x), apart, atol=5e-5)
+
+
+def test_a_joined_product_counts_as_one() -> None:
+    registry = Registry("reference")
+    parts = [HostLinear(normal(OUT, IN)), HostLinear(normal(70, IN), counted_by=registry)]
+    joined = HostLinear.joined(parts)
+    run(joined, normal(3, IN))
+    run(parts[0], normal(3, IN))
+    assert registry.served == {("skinny_qmm", "reference"): 1}

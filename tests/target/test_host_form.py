@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from lse_mlx.kernels.host_linear import HostLinear
+from lse_mlx.kernels.registry import Registry
 from lse_mlx.target.host_form import HostEmbedding, HostGatedMLP, move_to_host
 
 IN, OUT, HIDDEN = 256, 83, 320
@@ -155,3 +156,23 @@ def test_everything_else_becomes_fp32() -> None:
     move_to_host(model)
     assert model.parts[0].weight.dtype == mx.float32
     assert isinstance(model.parts[1], HostLinear)
+
+
+def test_products_that_a_kernel_would_serve_on_a_device_are_counted() -> None:
+    """Those of affine codes, once each; a dense layer, a lookup and other modes are none."""
+    linear, embedding = nn.Linear(IN, OUT, bias=False), nn.Embedding(OUT, IN)
+    quantized, table = linear.to_quantized(64, 4), embedding.to_quantized(64, 8)
+    model = Model(linear, quantized, table, linear.to_quantized(32, 4, "mxfp4"), mlps=1)
+    model.layers[0].mlp.up_proj = model.layers[0].mlp.up_proj.to_quantized(64, 4)
+    registry = Registry("reference")
+    move_to_host(model, registry)
+    dense, coded, table, other = model.parts
+    x = mx.array(normal(3, IN))
+    for layer, count in ((dense, 0), (coded, 1), (other, 0), (table.as_linear, 1)):
+        before = registry.served["skinny_qmm", "reference"]
+        layer(x)
+        assert registry.served["skinny_qmm", "reference"] - before == count
+    table(mx.array([3]))
+    assert registry.served == {("skinny_qmm", "reference"): 2}
+    model.layers[0].mlp(x)
+    assert registry.served == {("skinny_qmm", "reference"): 3}

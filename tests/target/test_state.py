@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from lse_mlx.target.attention_layer import AttentionLayer
 from lse_mlx.target.model import Target
 from lse_mlx.target.state import DeltaState, TargetState
 from tests.states import Held, assert_same, held_by
@@ -179,6 +180,25 @@ def test_settling_early_or_never_changes_nothing(hybrid: Target, steps: Walk) ->
         hybrid.verify(drafted(steps.tokens, 3, ROWS, 6), state, ())
         state.commit(6)
         assert_same(state, steps.at(9))
+
+
+def test_every_pass_and_every_settling_is_one_call_a_layer(hybrid: Target) -> None:
+    served, kernel = hybrid.registry.served, ("gated_delta_verify", "reference")
+    layers = sum(not isinstance(mixer, AttentionLayer) for mixer in hybrid.mixers)
+    state, before = hybrid.new_state(), served[kernel]
+
+    def calls() -> int:
+        return (served[kernel] - before) // layers
+
+    hybrid.advance(random_prompt(9), state, ())
+    assert calls() == 1
+    for n in (3, 8):  # what is pending is folded in by the pass itself
+        hybrid.verify(random_prompt(ROWS), state, ())
+        state.commit(n)
+    assert calls() == 3
+    for _ in range(2):  # there is nothing left to settle
+        state.settle()
+        assert calls() == 4
 
 
 @pytest.mark.parametrize("n", [0, -1, 9])

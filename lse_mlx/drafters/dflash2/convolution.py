@@ -1,21 +1,23 @@
-"""The dynamic convolution around each sublayer: two taps along the block, weights by group."""
+"""The dynamic convolutions around each sublayer."""
+
+from dataclasses import dataclass
 
 from lse_mlx.drafters.dflash2.operations import Array
+from lse_mlx.drafters.dflash2.projections import Projection
+from lse_mlx.kernels.dynamic_conv import dynamic_conv
+from lse_mlx.kernels.registry import Registry
 
 
-def dynamic_convolution(x: Array, base: Array, dynamic: Array, side: int) -> Array:
-    """y[t, c] = sum over tap of (base[side, tap, c] + D[t, side, tap, group of c]) * x[t - tap, c].
+@dataclass(frozen=True)
+class Convolution:
+    """The convolutions before (side 0) and after (side 1) one sublayer.
 
-    x:       fp32 [rows, hidden].
-    base:    fp32 [2 sides, 2 taps, groups, hidden / groups], learned; tap 0 is the current row.
-    dynamic: fp32 [rows, 2 * 2 * groups], D row by row: computed from the sublayer's input, shared
-             by a group.
-    side:    0 before the sublayer, 1 after it.
-    Returns fp32 [rows, hidden]. The row before row 0 is zero: a block does not see past its edge.
-    Source: DFlash2, draft pass.
+    Both read coefficients that `coefficients` computes from the sublayer's input.
     """
-    grouped = x.reshape(x.shape[0], *base.shape[2:])
-    coefficients = dynamic.reshape(x.shape[0], *base.shape[:3])[:, side, :, :, None]
-    y = (base[side, 0] + coefficients[:, 0]) * grouped
-    y[1:] += (base[side, 1] + coefficients[1:, 1]) * grouped[:-1]
-    return y.reshape(x.shape)
+
+    registry: Registry
+    base: Array  # fp32 [sides, taps, groups, channels of a group]
+    coefficients: Projection
+
+    def __call__(self, x: Array, dynamic: Array, side: int) -> Array:
+        return dynamic_conv(self.registry, x, self.base, dynamic, side)

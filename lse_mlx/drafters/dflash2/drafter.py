@@ -1,6 +1,7 @@
 """The DFlash2 drafter behind the drafter interface: load it once, one context per session."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import mlx.core as mx
@@ -8,15 +9,17 @@ import numpy as np
 
 from lse_mlx.checkpoints.drafter_config import DFlash2Config
 from lse_mlx.drafters.base import Proposal, SharedTarget, Uniform
-from lse_mlx.drafters.dflash2.candidates import top_candidates
 from lse_mlx.drafters.dflash2.model import DFlash2Model
-from lse_mlx.drafters.dflash2.operations import DEVICE, HOST, Array, Operations
+from lse_mlx.drafters.dflash2.operations import Array, device_operations, host_operations
 from lse_mlx.drafters.dflash2.projections import project
 from lse_mlx.drafters.dflash2.ring import ContextRing
-from lse_mlx.drafters.dflash2.selector import Selector
+from lse_mlx.drafters.dflash2.selector import Lattice, Selector
 from lse_mlx.drafters.dflash2.walk import greedy_walk, sampled_walk
 from lse_mlx.drafters.dflash2.weights import DFlash2Weights
 from lse_mlx.errors import DraftError
+from lse_mlx.kernels.registry import Registry
+from lse_mlx.kernels.skinny_qmm import QuantizedProduct
+from lse_mlx.kernels.topk import topk
 
 
 class DFlash2:
@@ -27,23 +30,31 @@ class DFlash2:
         config: DFlash2Config,
         weights: DFlash2Weights,
         shared: SharedTarget,
-        operations: Operations | None = None,
+        registry: Registry | None = None,
+        on_host: bool | None = None,
     ):
-        """Build the drafter for MLX's default device, or with the given form of operations.
+        """Build the drafter.
 
+        registry: the door to device kernels; that of MLX's default device if None.
+        on_host: compute with NumPy on weights dequantized once; otherwise keep them as they are and
+        compute with MLX. None chooses the first where no device kernels run.
         Raises CheckpointError if `config` does not fit `shared`.
         """
         config.check_target(shared)
-        if operations is None:
-            operations = HOST if mx.default_device() == mx.cpu else DEVICE
+        registry = registry or Registry.for_device()
+        if on_host is None:
+            on_host = not registry.on_device
+        operations = host_operations(registry) if on_host else device_operations(registry)
         self.config = config
         self._shared = shared
         self._operations = operations
         self._model = DFlash2Model(config, weights, operations)
         self._selector = Selector(
+            operations,
             project([weights.matrices["candidate_selector.hidden_projection.weight"]], operations),
             weights.matrices["candidate_selector.predecessor_codebook.weight"],
             weights.matrices["candidate_selector.successor_codebook.weight"],
+            config.vocab_size,
         )
 
     def __repr__(self) -> str:
@@ -64,6 +75,12 @@ class DFlash2:
         """Tokens in every proposal: the trained block without its anchor."""
         return self.config.block_size - 1
 
+    def products(self) -> Iterator[QuantizedProduct]:
+        """Its products in affine codes, of which a device may have forms to choose from."""
+        yield from self._model.products()
+        if isinstance(self._selector.gate, QuantizedProduct):
+            yield self._selector.gate
+
     def new_context(self) -> "DFlash2Context":
         """An empty context, at position 0."""
         return DFlash2Context(self, ContextRing(self.config, self._operations))
@@ -72,15 +89,14 @@ class DFlash2:
         """Keys and values of committed rows, as `DFlash2Model.context_rows` gives them."""
         return self._model.context_rows(features, first)
 
-    def scored_candidates(self, anchor: int, ring: ContextRing) -> tuple[mx.array, mx.array]:
-        """Scores fp32 [depth, k, k] and ids int32 [depth, k] of the block after `anchor`."""
+    def lattice(self, anchor: int, ring: ContextRing) -> Lattice:
+        """The candidates of the block after `anchor`, scored."""
         block = [anchor] + [self.config.mask_token_id] * self.depth
         embedded = self._shared.embed(mx.array(block, mx.int32)).astype(mx.float32)
         hidden = self._model.block_rows(embedded, ring)
-        logits, ids = top_candidates(
-            self._shared.head(mx.array(hidden)), self.config.selector_top_k
-        )
-        return self._selector.scores(hidden, logits, ids, anchor), ids
+        logits = self._shared.head(mx.array(hidden))
+        best, ids = topk(self._operations.registry, logits, self.config.selector_top_k)
+        return self._selector.lattice(hidden, best, ids, anchor)
 
 
 class DFlash2Context:
@@ -157,20 +173,26 @@ class DFlash2Context:
                 f"A draft cannot be made at temperature {temperature}: pass 0 or a finite "
                 "positive number."
             )
-        pending = self._drafter.scored_candidates(anchor, self._ring)
-        mx.eval(pending)
-        scores, ids = (np.array(part) for part in pending)
+        lattice = self._drafter.lattice(anchor, self._ring)
+        if temperature == 0 and lattice.path is not None:
+            *tokens, status = np.array(lattice.path).tolist()
+            if status == 0:
+                return Proposal.certain(tokens)
+            # Walked once more, below, because that names what is wrong and where.
+        mx.eval(lattice.scores, lattice.ids)
+        scores, ids = np.array(lattice.scores), np.array(lattice.ids)
         if temperature == 0:
             return greedy_walk(scores, ids, config.vocab_size)
         return sampled_walk(scores, ids, config.vocab_size, temperature, uniform)
 
 
-def load_dflash2(folder: Path, shared: SharedTarget) -> DFlash2:
+def load_dflash2(folder: Path, shared: SharedTarget, registry: Registry | None = None) -> DFlash2:
     """Load the DFlash2 drafter in `folder` (config.json and model.safetensors) for `shared`.
 
+    registry: the door to device kernels; that of MLX's default device if None.
     Raises CheckpointError if a file is missing or damaged, if the drafter is of a kind that this
     package does not run, or if its dimensions are not the target's.
     """
     config = DFlash2Config.read(folder)
     config.check_target(shared)
-    return DFlash2(config, DFlash2Weights.read(folder, config), shared)
+    return DFlash2(config, DFlash2Weights.read(folder, config), shared, registry)

@@ -1,5 +1,6 @@
 """The drafter's two passes: committed features into the ring, and one block out of it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -7,26 +8,13 @@ import numpy as np
 
 from lse_mlx.checkpoints.drafter_config import CONV_TAPS, DFlash2Config
 from lse_mlx.checkpoints.drafter_tensors import SIDES
-from lse_mlx.drafters.dflash2.convolution import dynamic_convolution
+from lse_mlx.drafters.dflash2.convolution import Convolution
 from lse_mlx.drafters.dflash2.operations import Array, Operations
 from lse_mlx.drafters.dflash2.projections import Projection, project
 from lse_mlx.drafters.dflash2.ring import ContextRing
 from lse_mlx.drafters.dflash2.rotation import Rotation
 from lse_mlx.drafters.dflash2.weights import DFlash2Weights
-
-
-@dataclass(frozen=True)
-class Convolution:
-    """The convolutions before (side 0) and after (side 1) one sublayer.
-
-    Both read coefficients that `coefficients` computes from the sublayer's input.
-    """
-
-    base: Array  # fp32 [sides, taps, groups, channels of a group]
-    coefficients: Projection
-
-    def __call__(self, x: Array, dynamic: Array, side: int) -> Array:
-        return dynamic_convolution(x, self.base, dynamic, side)
+from lse_mlx.kernels.skinny_qmm import QuantizedProduct
 
 
 @dataclass(frozen=True)
@@ -70,6 +58,15 @@ class DFlash2Model:
         self._keys_norm = operations.own(mx.stack(keys_norm)[:, None])
         self._layers = [_build_layer(config, weights, layer, operations) for layer in layers]
 
+    def products(self) -> Iterator[QuantizedProduct]:
+        """The products in affine codes, in the order in which the two passes run them."""
+        projections = [self._features_in, self._context_keys_values]
+        for layer in self._layers:
+            projections += [layer.attention_conv.coefficients, layer.queries_keys_values]
+            projections += [layer.attention_out, layer.ffn_conv.coefficients]
+            projections += [layer.gate_up, layer.down]
+        return (each for each in projections if isinstance(each, QuantizedProduct))
+
     def context_rows(self, features: mx.array, first: int) -> Array:
         """Keys and values of committed rows at positions `first`, first + 1, ...
 
@@ -96,7 +93,7 @@ class DFlash2Model:
         """
         operations, eps = self._operations, self._config.rms_norm_eps
         rotation = self._rotation(ring.position, self._config.block_size)
-        mask = ring.mask()
+        view = ring.view()
         x = operations.own(embedded)
         for index, layer in enumerate(self._layers):
             normed = operations.norm(x, layer.input_norm, eps)
@@ -104,7 +101,7 @@ class DFlash2Model:
             queries, keys_values = self._heads(
                 layer, layer.attention_conv(normed, dynamic, 0), rotation
             )
-            mixed = operations.attend(queries, ring.with_block(index, keys_values), mask)
+            mixed = operations.attend(queries, ring.layer(index), keys_values, view)
             x = x + layer.attention_conv(layer.attention_out(mixed), dynamic, 1)
 
             normed = operations.norm(x, layer.ffn_norm, eps)
@@ -145,6 +142,7 @@ def _build_layer(
     def convolution(name: str) -> Convolution:
         base = vector(f"{name}.base_kernel")
         return Convolution(
+            operations.registry,
             base.reshape(SIDES, CONV_TAPS, config.conv_groups, config.conv_group_size),
             joined(f"{name}.kernel_projection"),
         )

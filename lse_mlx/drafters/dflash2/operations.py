@@ -16,6 +16,8 @@ import mlx.nn as nn
 import numpy as np
 
 from lse_mlx.kernels.host_arithmetic import host_norm, host_silu
+from lse_mlx.kernels.registry import Registry
+from lse_mlx.kernels.sliding_attention import KERNEL, RingView, sliding_attention
 
 Array = Any
 """An mx.array on a device, a NumPy array on a CPU; never both in one pass."""
@@ -25,17 +27,56 @@ Array = Any
 class Operations:
     """What the passes need besides methods of arrays. Contracts stand at the MLX functions.
 
-    arrays: mlx.core or numpy, for the functions that both have.
-    own:    an mx.array as an array of this kind.
-    start:  lets the device begin to compute some arrays, and lets go of what they are made of.
+    registry: the door to device kernels, and what counts the calls that none served.
+    arrays:   mlx.core or numpy, for the functions that both have.
+    own:      an mx.array as an array of this kind.
+    attend:   a block's queries over a layer's ring and the block's own keys and values; see
+              `device_operations`.
+    start:    lets the device begin to compute some arrays, and lets go of what they are made of.
     """
 
+    registry: Registry
     arrays: ModuleType
     own: Callable[[mx.array], Array]
     norm: Callable[[Array, Array, float], Array]
-    attend: Callable[[Array, Array, Array], Array]
+    attend: Callable[[Array, Array, Array, RingView], Array]
     gate: Callable[[Array], Array]
     start: Callable[[list[Array]], None]
+
+    @property
+    def on_host(self) -> bool:
+        """Whether arrays are NumPy's."""
+        return self.arrays is np
+
+
+def device_operations(registry: Registry) -> Operations:
+    """The form for a device: MLX, and the kernels that `registry` runs.
+
+    `attend` takes queries fp32 [rows, query heads, head_dim], a layer's whole ring fp32 [2, kv
+    heads, slots + rows, head_dim], the block's keys and values fp32 [2, kv heads, rows, head_dim],
+    and what the block may see. Head h reads key/value head h // (heads / kv). It returns fp32
+    [rows, query heads * head_dim].
+    """
+
+    def attend(queries: mx.array, ring: mx.array, block: mx.array, view: RingView) -> mx.array:
+        return sliding_attention(
+            registry, queries, ring, block, view.position, view.live, view.window, view.slots
+        )
+
+    return Operations(registry, mx, lambda array: array, norm, attend, gate, mx.async_eval)
+
+
+def host_operations(registry: Registry) -> Operations:
+    """The form for a CPU: NumPy, every call counted as one that no device kernel served.
+
+    `attend` uses the last rows of the ring, behind its slots, as scratch.
+    """
+
+    def attend(queries: Array, ring: Array, block: Array, view: RingView) -> Array:
+        registry.reference(KERNEL.name)
+        return _host_attend(queries, ring, block, view)
+
+    return Operations(registry, np, np.array, host_norm, attend, _host_gate, lambda arrays: None)
 
 
 def norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
@@ -48,50 +89,33 @@ def norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
     return mx.fast.rms_norm(x, None, eps) * weight
 
 
-def attend(queries: mx.array, keys_values: mx.array, mask: mx.array) -> mx.array:
-    """Attention of a block's queries over ring and block.
-
-    queries:     fp32 [rows, query heads, head_dim]; head h reads key/value head h // (heads / kv).
-    keys_values: fp32 [2, kv heads, slots, head_dim].
-    mask:        fp32 [rows, slots]: 0 where the query sees the slot, -inf where it does not. A
-                 query sees at least one slot.
-    Returns fp32 [rows, query heads * head_dim].
-    """
-    mixed = mx.fast.scaled_dot_product_attention(
-        queries.transpose(1, 0, 2)[None],
-        keys_values[:1],
-        keys_values[1:],
-        scale=queries.shape[-1] ** -0.5,
-        mask=mask,
-    )
-    return mixed[0].transpose(1, 0, 2).reshape(queries.shape[0], -1)
-
-
 def gate(gate_up: mx.array) -> mx.array:
     """silu(gate) * up of the two halves of `gate_up`, fp32 [rows, 2 * width]; [rows, width]."""
     half = gate_up.shape[-1] // 2
     return nn.silu(gate_up[:, :half]) * gate_up[:, half:]
 
 
-def _host_attend(queries: Array, keys_values: Array, mask: Array) -> Array:
+def _host_attend(queries: Array, ring: Array, block: Array, view: RingView) -> Array:
     rows, heads, head_dim = queries.shape
-    keys, values = keys_values
+    # One array of fixed shape for each of the two products, and the ring is never copied.
+    ring[:, :, view.slots :] = block
+    keys, values = ring
     # Query heads of one key/value head become rows of one product.
     grouped = queries.transpose(1, 0, 2).reshape(len(keys), -1, head_dim)
     grouped = grouped * np.float32(head_dim**-0.5)
     scores = np.matmul(grouped, keys.transpose(0, 2, 1)).reshape(heads, rows, -1)
-    scores += mask
+    np.copyto(scores, -np.inf, where=view.mask < 0)  # not a sum: NaN plus -inf is NaN
     scores -= scores.max(-1, keepdims=True)
     weights = np.exp(scores, out=scores)
     weights /= weights.sum(-1, keepdims=True)
-    mixed = np.matmul(weights.reshape(len(keys), -1, keys.shape[1]), values)
+    weights = weights.reshape(len(keys), -1, keys.shape[1])
+    mixed = np.matmul(weights, values)
+    if not np.isfinite(mixed).all():
+        # A weight of zero does not stop a NaN in a slot that nobody sees; rare, so not always done.
+        mixed = np.matmul(weights, np.where((view.mask == 0).any(0)[:, None], values, 0))
     return mixed.reshape(heads, rows, head_dim).transpose(1, 0, 2).reshape(rows, -1)
 
 
 def _host_gate(gate_up: Array) -> Array:
     half = gate_up.shape[-1] // 2
     return host_silu(gate_up[:, :half]) * gate_up[:, half:]
-
-
-DEVICE = Operations(mx, lambda array: array, norm, attend, gate, mx.async_eval)
-HOST = Operations(np, np.array, host_norm, _host_attend, _host_gate, lambda arrays: None)

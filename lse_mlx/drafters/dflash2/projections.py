@@ -1,4 +1,8 @@
-"""Matrix products of the drafter in the form that suits the device: fp32 in, fp32 out."""
+"""Matrix products of the drafter in the form that suits the device: fp32 in, fp32 out.
+
+On a device, codes are decoded inside the product (`QuantizedProduct`); scales and biases are fp32
+there, as x is.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,10 +11,11 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from lse_mlx.checkpoints.drafter_config import Quantization
-from lse_mlx.drafters.dflash2.operations import HOST, Array, Operations
+from lse_mlx.drafters.dflash2.operations import Array, Operations
 from lse_mlx.drafters.dflash2.weights import Matrix
 from lse_mlx.kernels.host_linear import HostLinear, host_tiles
+from lse_mlx.kernels.registry import Registry
+from lse_mlx.kernels.skinny_qmm import QuantizedProduct
 
 Projection = Callable[[Array], Array]
 """x fp32 [rows, in] -> x @ W.T fp32 [rows, out], of the same kind of array."""
@@ -19,8 +24,10 @@ Projection = Callable[[Array], Array]
 class HostProjection:
     """A product by NumPy's BLAS on dequantized weights; a row does not depend on the others."""
 
-    def __init__(self, matrices: Sequence[Matrix]):
-        self._linear = HostLinear(np.concatenate([np.asarray(m.dense()) for m in matrices]))
+    def __init__(self, matrices: Sequence[Matrix], registry: Registry):
+        weight = np.concatenate([np.asarray(m.dense()) for m in matrices])
+        quantized = all(m.quantization is not None for m in matrices)
+        self._linear = HostLinear(weight, counted_by=registry if quantized else None)
 
     def __call__(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         return self._linear.product(host_tiles(x))[: len(x)]
@@ -40,31 +47,10 @@ class DenseProjection:
         return x @ self.weight.T
 
 
-@dataclass(frozen=True)
-class QuantizedProjection:
-    """Affine codes on a device, decoded inside the product; scales and biases in fp32, as x is."""
-
-    weight: mx.array
-    scales: mx.array
-    biases: mx.array
-    quantization: Quantization
-
-    def __call__(self, x: mx.array) -> mx.array:
-        return mx.quantized_matmul(
-            x,
-            self.weight,
-            self.scales,
-            self.biases,
-            transpose=True,
-            group_size=self.quantization.group_size,
-            bits=self.quantization.bits,
-        )
-
-
 def project(matrices: Sequence[Matrix], operations: Operations) -> Projection:
     """One projection of all `matrices`, which take the same input; outputs side by side."""
-    if operations is HOST:
-        return HostProjection(matrices)
+    if operations.on_host:
+        return HostProjection(matrices, operations.registry)
     quantization = matrices[0].quantization
     if quantization is None or any(m.quantization is None for m in matrices):
         weight = mx.concatenate([matrix.dense() for matrix in matrices])
@@ -73,4 +59,11 @@ def project(matrices: Sequence[Matrix], operations: Operations) -> Projection:
     parts = [(m.weight, m.scales, m.biases) for m in matrices]
     weight, scales, biases = (mx.concatenate(list(part)) for part in zip(*parts, strict=True))
     mx.eval(weight, scales, biases)
-    return QuantizedProjection(weight, scales, biases, quantization)
+    return QuantizedProduct(
+        operations.registry,
+        weight,
+        scales,
+        biases,
+        quantization.bits,
+        quantization.group_size,
+    )

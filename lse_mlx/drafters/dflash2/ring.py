@@ -1,20 +1,19 @@
 """The drafter's memory of committed rows: keys and values in a ring, seen by absolute position."""
 
 import mlx.core as mx
-import numpy as np
-from numpy.typing import NDArray
 
 from lse_mlx.checkpoints.drafter_config import DFlash2Config
 from lse_mlx.drafters.dflash2.operations import Array, Operations
 from lse_mlx.drafters.live_rows import LiveRows
+from lse_mlx.kernels.sliding_attention import RingView
 
 
 class ContextRing:
     """Keys and values of the last committed rows of one session, fp32, for every layer.
 
     The row at absolute position s lies in slot s mod `ring_slots`. Behind the ring each layer has
-    `block_size` scratch slots, where a draft lays its own keys and values for the length of one
-    attention, so that attention reads one array of fixed shape and the ring is never copied.
+    `block_size` scratch slots, where attention without a device kernel lays a block's own keys and
+    values, so that it reads one array of fixed shape and the ring is never copied.
     Source: DFlash2, context path and state rules.
     """
 
@@ -64,34 +63,17 @@ class ContextRing:
     def reset(self) -> None:
         """Forget every row."""
         self._rows.reset()
-        # Zeros also clear away a NaN, which even an unseen row would spread to all of attention.
+        # Zeros also clear away a NaN, which costs attention on a CPU a second product.
         for layer in self._layers:
             layer[:] = 0
 
-    def slot_positions(self) -> NDArray[np.int64]:
-        """The absolute position in each slot (int64 [ring_slots]); -1 where none is live."""
-        last = self.position - 1
-        held = last - (last - np.arange(self._slots)) % self._slots
-        return np.where(held >= self.position - self.live, held, -1)
+    def view(self) -> RingView:
+        """What the next block may see."""
+        return RingView(self.position, self.live, self._window, self._slots, self._block)
 
-    def mask(self) -> Array:
-        """What the next block must not see: fp32 [block, ring_slots + block] of 0 and -inf.
+    def layer(self, index: int) -> Array:
+        """Layer `index`'s whole array, fp32 [2, kv heads, ring_slots + block, head_dim].
 
-        A live row at s is seen by query i iff position + i - s < window. The block sees all of
-        itself, the rows ahead included.
+        To be used up before rows are written: a write copies what is still to be read elsewhere.
         """
-        held = self.slot_positions()
-        queries = self.position + np.arange(self._block)
-        seen = (held >= 0) & (queries[:, None] - held < self._window)
-        hidden = np.zeros((self._block, self._slots + self._block), np.float32)
-        hidden[:, : self._slots][~seen] = -np.inf
-        return self._operations.own(mx.array(hidden))
-
-    def with_block(self, layer: int, keys_values: Array) -> Array:
-        """Layer `layer`'s ring followed by the block's own rows.
-
-        keys_values: fp32 [2, kv heads, block, head_dim]. Returns fp32 [2, kv heads,
-        ring_slots + block, head_dim], to be read before the next call for this layer.
-        """
-        self._layers[layer][:, :, self._slots :] = keys_values
-        return self._layers[layer]
+        return self._layers[index]

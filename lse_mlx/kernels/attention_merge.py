@@ -1,0 +1,29 @@
+"""The second half of attention that is split over keys: partitions become one result."""
+
+import mlx.core as mx
+
+from lse_mlx.kernels.registry import Kernel, Registry
+
+KERNEL = Kernel("attention_merge", ("accumulators", "stats", "scale"), ("out",))
+
+
+def merge_partitions(
+    registry: Registry, accumulators: mx.array, stats: mx.array, scale: float, dtype: mx.Dtype
+) -> mx.array:
+    """sum_p w_p accumulators_p / sum_p w_p sum_p with w_p = exp(scale * (max_p - max)), p ascending.
+
+    accumulators: fp32 [partitions, vectors, D], head sizes that are a multiple of 32; stats: fp32
+    [partitions, vectors, 2] of (largest dot product, sum), before the scale. A partition whose sum
+    is 0 saw nothing and changes nothing, and a vector without any other is 0.
+    Returns [vectors, D] in `dtype`. Only where device kernels run.
+    """
+    _, vectors, head_dim = accumulators.shape
+    [out] = registry.launch(
+        KERNEL,
+        inputs=[accumulators, stats, scale],
+        outputs=[((vectors, head_dim), dtype)],
+        grid=(head_dim, vectors, 1),
+        threadgroup=(head_dim, 1, 1),
+        template={"T": dtype},
+    )
+    return out

@@ -1,0 +1,108 @@
+"""Which products the kernels take, and what serves the others."""
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from lse_mlx.errors import KernelError
+from lse_mlx.kernels.choices import Choices, Mode
+from lse_mlx.kernels.registry import Build, Registry
+from lse_mlx.kernels.row_tiles import in_tiles
+from lse_mlx.kernels.skinny_qmm import has_form, own_forms, skinny_qmm
+from tests.kernels.affine import Codes, as_doubles, assert_within_rounding, normal
+from tests.kernels.modes import needs_compiler
+from tests.metal_host.host import MetalHost
+
+SHAPE = "3x320x21 4-bit"
+
+
+def product(registry: Registry, x: mx.array, codes: Codes) -> mx.array:
+    return skinny_qmm(
+        registry, x, codes.weight, codes.scales, codes.biases, codes.bits, codes.group_size
+    )
+
+
+def on_harness(mode: Mode = "own", exact: bool = False, required: bool = False) -> Registry:
+    build: Build = MetalHost().metal_kernel
+    return Registry("metal", build, Choices(mode, exact), required)
+
+
+@needs_compiler
+def test_the_winner_of_a_race_serves() -> None:
+    codes, x = Codes.random(21, 320, 4), normal(3, 320)
+    registry = on_harness("auto")
+    product(registry, x, codes)
+    assert not registry.served
+    registry.choices.winners[f"skinny_qmm {SHAPE}"] = "matrix"
+    product(registry, x, codes)
+    product(registry, x[:2], codes)
+    assert registry.served == {("skinny_qmm_matrix", "metal"): 1}
+
+
+@needs_compiler
+@pytest.mark.parametrize("exact", [False, True])
+def test_more_than_eight_rows_are_stock_unless_exact(exact: bool) -> None:
+    codes, x = Codes.random(21, 320, 4), normal(9, 320)
+    registry = on_harness("own", exact)
+    y = product(registry, x, codes)
+    assert_within_rounding(np.array(y), as_doubles(x), codes.dense(), mx.float32)
+    assert registry.served == ({("skinny_qmm", "metal"): 1} if exact else {})
+
+
+@pytest.mark.parametrize(("bits", "group_size"), [(2, 64), (3, 64), (6, 32)])
+@pytest.mark.parametrize("exact", [False, True])
+def test_other_codes_are_stocks_and_said_to_be(bits: int, group_size: int, exact: bool) -> None:
+    dense = normal(21, 320)
+    weight, scales, biases = mx.quantize(dense, group_size=group_size, bits=bits)
+    x = normal(11, 320)
+    expected = as_doubles(x) @ as_doubles(mx.dequantize(weight, scales, biases, group_size, bits)).T
+    registry = on_harness("own", exact)
+    y = skinny_qmm(registry, x, weight, scales, biases, bits, group_size)
+    np.testing.assert_allclose(np.array(y), expected, atol=1e-4)
+    assert registry.served == {("skinny_qmm", "reference"): 1}
+    with pytest.raises(KernelError, match="skinny_qmm"):
+        skinny_qmm(on_harness(required=True), x, weight, scales, biases, bits, group_size)
+
+
+def test_where_no_kernel_runs_mlx_serves_in_x_s_dtype() -> None:
+    codes = Codes.random(21, 320, 8)
+    registry = Registry("reference")
+    for dtype in (mx.float32, mx.bfloat16):
+        x = normal(3, 320, dtype=dtype)
+        y = product(registry, x, codes)
+        assert y.dtype == dtype
+        assert_within_rounding(as_doubles(y), as_doubles(x), codes.dense(), dtype)
+    assert registry.served == {("skinny_qmm", "reference"): 2}
+
+
+def test_what_the_kernels_take() -> None:
+    codes, x = Codes.random(21, 320, 4), normal(1, 320)
+    scales, biases = codes.scales, codes.biases
+    assert has_form(x, scales, biases, 4, 64)
+    assert not has_form(x, scales, biases, 5, 64)
+    assert not has_form(x, scales, biases, 4, 16)
+    assert not has_form(x, scales, biases.astype(mx.bfloat16), 4, 64)
+    assert not has_form(x.astype(mx.int32), scales, biases, 4, 64)
+    assert not has_form(x[:0], scales, biases, 4, 64)
+
+
+def test_cuda_has_no_matrix_form() -> None:
+    assert own_forms(on_harness()) == ("simd", "matrix")
+    assert own_forms(Registry("cuda", MetalHost().metal_kernel)) == ("simd",)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 9, 24])
+def test_tiles_have_eight_rows_each_and_leave_out_what_they_add(rows: int) -> None:
+    layer, x = nn.Linear(40, 12), normal(rows, 40)
+    seen: list[tuple[int, ...]] = []
+
+    def tile(part: mx.array) -> mx.array:
+        seen.append(part.shape)
+        return layer(part)
+
+    y = in_tiles(tile, x)
+    assert set(seen) == {(8, 40)} and len(seen) == -(-rows // 8)
+    expected = as_doubles(x) @ as_doubles(layer.weight).T + as_doubles(layer.bias)
+    np.testing.assert_allclose(np.array(y), expected, atol=1e-5)
+    assert in_tiles(layer, x[None]).shape == (1, rows, 12)

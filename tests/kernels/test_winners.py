@@ -1,0 +1,116 @@
+"""Results of races on disk: read back as written, and redone where a file is not ours or broken."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lse_mlx.kernels.kernel_text import kernel_folder
+from lse_mlx.kernels.race import RaceResult
+from lse_mlx.kernels.winners import WinnersFile, kernels_hash, this_device
+
+DEVICE = {"chip": "Apple M4 Pro", "system": "macOS 26.2", "mlx": "0.32.4", "kernels": "ab"}
+RESULTS = [
+    RaceResult(
+        "topk", "7x248320, 16", "chunks", {"stock": 900.5, "chunks": 40.25}, {"chunks": 0.0}
+    ),
+    RaceResult("topk", "1x64, 4", "stock", {"stock": 3.0}, {}, {"chunks": "differs from stock"}),
+]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> WinnersFile:
+    return WinnersFile(tmp_path / "lse-mlx" / "kernels", DEVICE)
+
+
+def test_results_come_back_as_they_were(file: WinnersFile):
+    assert file.read() == ({}, "")
+    assert file.write(RESULTS) == ""
+    found, fault = file.read()
+    assert fault == ""
+    assert list(found.values()) == RESULTS
+    assert list(found) == ["topk 7x248320, 16", "topk 1x64, 4"]
+    assert [path.name for path in file.folder.iterdir()] == [file.path.name]
+
+
+@pytest.mark.parametrize("part", list(DEVICE))
+def test_another_device_has_another_file(file: WinnersFile, part: str):
+    other = replace(file, device=DEVICE | {part: "another"})
+    file.write(RESULTS)
+    assert other.path != file.path
+    assert other.read() == ({}, "")
+
+
+def test_a_file_of_another_device_is_not_used(file: WinnersFile):
+    other = replace(file, device=DEVICE | {"chip": "Apple M1"})
+    other.write(RESULTS)
+    other.path.replace(file.path)
+    found, fault = file.read()
+    assert found == {}
+    assert "another device" in fault
+
+
+def _stored(change: dict) -> str:
+    entry = RESULTS[0].as_dict()
+    return json.dumps({"device": DEVICE, "races": [entry | change]})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        json.dumps({"device": DEVICE}),
+        json.dumps({"device": DEVICE, "races": 3}),
+        json.dumps({"device": DEVICE, "races": [3]}),
+        json.dumps({"device": DEVICE, "races": [{}]}),
+        _stored({"winner": "faster"}),
+        _stored({"winner": 3}),
+        _stored({"refused": {"chunks": "wrong"}}),
+        _stored({"microseconds": {"stock": "fast"}}),
+        _stored({"microseconds": None}),
+    ],
+)
+def test_a_damaged_file_is_not_used_and_is_written_anew(file: WinnersFile, text: str):
+    file.write(RESULTS)
+    file.path.write_text(text, "utf-8")
+    found, fault = file.read()
+    assert found == {}
+    assert str(file.path) in fault
+    assert file.write(RESULTS) == ""
+    assert len(file.read()[0]) == 2
+
+
+def test_bytes_that_are_no_text_are_not_used(file: WinnersFile):
+    file.write(RESULTS)
+    file.path.write_bytes(b"\xff\xfe\x00")
+    assert file.read()[0] == {}
+
+
+def test_a_place_that_cannot_be_written_is_said(file: WinnersFile):
+    file.folder.parent.parent.mkdir(parents=True, exist_ok=True)
+    file.folder.parent.write_text("a file where a folder should be")
+    assert "cannot be written" in file.write(RESULTS)
+
+
+def test_this_device_is_named_without_a_path():
+    device = this_device()
+    assert device.keys() == {"chip", "architecture", "system", "mlx", "kernels"}
+    assert all(isinstance(value, str) for value in device.values())
+    assert not any("/" in value for name, value in device.items() if name != "chip")
+
+
+def test_the_hash_is_of_names_and_texts(tmp_path: Path):
+    (tmp_path / "a.metal").write_text("one")
+    (tmp_path / "b.h").write_text("two")
+    before = kernels_hash(tmp_path)
+    (tmp_path / "README.md").write_text("no kernel")
+    assert kernels_hash(tmp_path) == before
+    (tmp_path / "b.h").write_text("three")
+    assert kernels_hash(tmp_path) != before
+    (tmp_path / "b.h").write_text("two")
+    (tmp_path / "b.h").rename(tmp_path / "c.h")
+    assert kernels_hash(tmp_path) != before
+    assert len(kernels_hash(kernel_folder())) == 64
