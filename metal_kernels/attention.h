@@ -19,10 +19,8 @@
 //   after acc was multiplied by shrink = exp((largest before - largest now) * scale);
 // - a key that a vector does not see takes no part at all, so its NaN or infinity does no harm.
 
-// The loops below must be unrolled: their arrays are registers. MLX defines this for Metal.
-#ifndef MLX_MTL_PRAGMA_UNROLL
-#define MLX_MTL_PRAGMA_UNROLL
-#endif
+// The loops below must be unrolled: their arrays are registers.
+#include "unroll.h"
 
 constant constexpr int TILE_KEYS = 32;
 

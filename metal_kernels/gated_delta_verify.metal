@@ -41,6 +41,8 @@
 // else are fp32; only y is rounded to T. Every row, pending or new, goes through the same code in
 // the same order, so y and the kept state do not depend, to the bit, on how rows are cut into passes.
 
+#include "unroll.h"
+
 // Added to a sum of squares before its root is taken, as mlx-lm's l2norm does.
 constant constexpr float NORM_EPS = 1e-6f;
 
@@ -67,6 +69,7 @@ inline void fold_row(thread float4* s, const device T* key, float value, float d
   float4 k[N];
   float4 squares = float4(0.0f);
   float4 memory = float4(0.0f);
+  MLX_MTL_PRAGMA_UNROLL
   for (int i = 0; i < N; ++i) {
     k[i] = four(key + 32 * i);
     s[i] = s[i] * decay;
@@ -76,6 +79,7 @@ inline void fold_row(thread float4* s, const device T* key, float value, float d
   const float shrink = to_length_one(squares);
   const float delta = fma(-over_row(memory), shrink, value) * beta;
   const float4 write = float4(delta * shrink);
+  MLX_MTL_PRAGMA_UNROLL
   for (int i = 0; i < N; ++i) {
     s[i] = fma(write, k[i], s[i]);
   }
@@ -85,6 +89,7 @@ template <typename T, int N>
 inline float read_row(const thread float4* s, const device T* query, float scale) {
   float4 squares = float4(0.0f);
   float4 sums = float4(0.0f);
+  MLX_MTL_PRAGMA_UNROLL
   for (int i = 0; i < N; ++i) {
     const float4 q = four(query + 32 * i);
     squares = fma(q, q, squares);
@@ -95,6 +100,7 @@ inline float read_row(const thread float4* s, const device T* query, float scale
 
 template <int N>
 inline void store(const thread float4* s, device float* to) {
+  MLX_MTL_PRAGMA_UNROLL
   for (int i = 0; i < N; ++i) {
     *(device float4*)(to + 32 * i) = s[i];
   }
@@ -115,6 +121,7 @@ const uint value = 2 * KEYS + head * Dv + row;
 const float scale = 1.0f / sqrt(float(Dk));
 
 float4 s[PARTS];
+MLX_MTL_PRAGMA_UNROLL
 for (int i = 0; i < PARTS; ++i) {
   s[i] = four(state + own + 32 * i);
 }

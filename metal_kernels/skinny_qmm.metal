@@ -3,7 +3,7 @@
 //
 // Inputs
 //   x        T [rows, K]                    any number of rows; ROWS of them to a threadgroup
-//   weight   uint32 [N, K BITS / 32]        codes, lowest bits first; N any
+//   weight   uint32 [N, K BITS / 32]        codes, lowest bits first; 8 words or more
 //   scales   S [N, K / GROUP]               a weight is scale * code + bias
 //   biases   S [N, K / GROUP]
 //   split    int32, no dimensions           1, 2, 4 or 8: into how many parts K is cut; it must not
@@ -44,95 +44,106 @@
 // `split` only: not on how many rows there are, nor on its place among them.
 
 #include "affine_codes.h"
+#include "unroll.h"
 
 //// body
-  constexpr int VALUES = 128 / BITS;
-  constexpr int SPAN = 8 * VALUES;
-  constexpr int OUTS = 4;
-  constexpr int TILE = 4 * OUTS;
-  const int tiles = 8 / split;
-  constexpr int PER_WORD = 32 / BITS;
-  threadgroup float partial[8 * TILE * ROWS];
+constexpr int VALUES = 128 / BITS;
+constexpr int SPAN = 8 * VALUES;
+constexpr int OUTS = 4;
+constexpr int TILE = 4 * OUTS;
+constexpr int PER_WORD = 32 / BITS;
+threadgroup float partial[8 * TILE * ROWS];
 
-  const int width = x_shape[1];
-  const int rows = x_shape[0];
-  const int outs = weight_shape[0];
-  const int row_words = width / PER_WORD;
-  const int row_groups = width / GROUP;
-  const int part = int(simdgroup_index_in_threadgroup) % split;
-  const int tile = int(simdgroup_index_in_threadgroup) / split;
-  const int along = int(thread_index_in_simdgroup) % 8;
-  const int across = int(thread_index_in_simdgroup) / 8;
-  const int first_out = int(threadgroup_position_in_grid.x) * tiles * TILE;
-  const int first_row = int(threadgroup_position_in_grid.y) * ROWS;
+const int tiles = 8 / split;
+const int width = x_shape[1];
+const int rows = x_shape[0];
+const int outs = weight_shape[0];
+const int row_words = width / PER_WORD;
+const int row_groups = width / GROUP;
+const int part = int(simdgroup_index_in_threadgroup) % split;
+const int tile = int(simdgroup_index_in_threadgroup) / split;
+const int along = int(thread_index_in_simdgroup) % 8;
+const int across = int(thread_index_in_simdgroup) / 8;
+const int first_out = int(threadgroup_position_in_grid.x) * tiles * TILE;
+const int first_row = int(threadgroup_position_in_grid.y) * ROWS;
 
-  // Outputs and rows that are not there are read as the last one, and not written.
-  int outputs[OUTS];
-  for (int r = 0; r < OUTS; ++r) {
-    outputs[r] = min(first_out + tile * TILE + 4 * r + across, outs - 1);
-  }
-  int starts[ROWS];
+// Outputs and rows that are not there are read as the last one, and not written.
+int outputs[OUTS];
+MLX_MTL_PRAGMA_UNROLL
+for (int r = 0; r < OUTS; ++r) {
+  outputs[r] = min(first_out + tile * TILE + 4 * r + across, outs - 1);
+}
+int starts[ROWS];
+MLX_MTL_PRAGMA_UNROLL
+for (int m = 0; m < ROWS; ++m) {
+  starts[m] = min(first_row + m, rows - 1) * width;
+}
+
+float sums[OUTS][ROWS];
+MLX_MTL_PRAGMA_UNROLL
+for (int r = 0; r < OUTS; ++r) {
+  MLX_MTL_PRAGMA_UNROLL
   for (int m = 0; m < ROWS; ++m) {
-    starts[m] = min(first_row + m, rows - 1) * width;
+    sums[r][m] = 0.0f;
   }
-
-  float sums[OUTS][ROWS];
+}
+for (int k = part * SPAN + along * VALUES; k < width; k += split * SPAN) {
+  uint4 words[OUTS];
+  float scale[OUTS];
+  float bias[OUTS];
+  MLX_MTL_PRAGMA_UNROLL
   for (int r = 0; r < OUTS; ++r) {
-    for (int m = 0; m < ROWS; ++m) {
-      sums[r][m] = 0.0f;
-    }
+    words[r] = *(const device uint4*)(weight + outputs[r] * row_words + k / PER_WORD);
+    const int group = outputs[r] * row_groups + k / GROUP;
+    scale[r] = float(scales[group]);
+    bias[r] = float(biases[group]);
   }
-  for (int k = part * SPAN + along * VALUES; k < width; k += split * SPAN) {
-    uint4 words[OUTS];
-    float scale[OUTS];
-    float bias[OUTS];
+  MLX_MTL_PRAGMA_UNROLL
+  for (int j = 0; j < VALUES / 4; ++j) {
+    float4 weights[OUTS];
+    MLX_MTL_PRAGMA_UNROLL
     for (int r = 0; r < OUTS; ++r) {
-      words[r] = *(const device uint4*)(weight + outputs[r] * row_words + k / PER_WORD);
-      const int group = outputs[r] * row_groups + k / GROUP;
-      scale[r] = float(scales[group]);
-      bias[r] = float(biases[group]);
+      weights[r] = fma(four_codes<BITS>(words[r], j), float4(scale[r]), float4(bias[r]));
     }
-    #pragma unroll
-    for (int j = 0; j < VALUES / 4; ++j) {
-      float4 weights[OUTS];
-      for (int r = 0; r < OUTS; ++r) {
-        weights[r] = fma(four_codes<BITS>(words[r], j), float4(scale[r]), float4(bias[r]));
-      }
-      for (int m = 0; m < ROWS; ++m) {
-        const float4 values = four_values(x + starts[m] + k + 4 * j);
-        for (int r = 0; r < OUTS; ++r) {
-          float sum = sums[r][m];
-          sum = fma(weights[r].x, values.x, sum);
-          sum = fma(weights[r].y, values.y, sum);
-          sum = fma(weights[r].z, values.z, sum);
-          sums[r][m] = fma(weights[r].w, values.w, sum);
-        }
-      }
-    }
-  }
-
-  for (int r = 0; r < OUTS; ++r) {
+    MLX_MTL_PRAGMA_UNROLL
     for (int m = 0; m < ROWS; ++m) {
-      float sum = sums[r][m];
-      sum += simd_shuffle_xor(sum, ushort(1));
-      sum += simd_shuffle_xor(sum, ushort(2));
-      sum += simd_shuffle_xor(sum, ushort(4));
-      if (along == m) {
-        partial[((tile * split + part) * TILE + 4 * r + across) * ROWS + m] = sum;
+      const float4 values = four_values(x + starts[m] + k + 4 * j);
+      MLX_MTL_PRAGMA_UNROLL
+      for (int r = 0; r < OUTS; ++r) {
+        float sum = sums[r][m];
+        sum = fma(weights[r].x, values.x, sum);
+        sum = fma(weights[r].y, values.y, sum);
+        sum = fma(weights[r].z, values.z, sum);
+        sums[r][m] = fma(weights[r].w, values.w, sum);
       }
     }
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
 
-  for (int i = int(thread_index_in_threadgroup); i < tiles * TILE * ROWS; i += 256) {
-    const int n = i % (tiles * TILE);
-    const int m = i / (tiles * TILE);
-    const int at = ((n / TILE) * split * TILE + n % TILE) * ROWS + m;
-    float sum = partial[at];
-    for (int p = 1; p < split; ++p) {
-      sum += partial[at + p * TILE * ROWS];
-    }
-    if (first_out + n < outs && first_row + m < rows) {
-      out[(first_row + m) * outs + first_out + n] = T(sum);
+MLX_MTL_PRAGMA_UNROLL
+for (int r = 0; r < OUTS; ++r) {
+  MLX_MTL_PRAGMA_UNROLL
+  for (int m = 0; m < ROWS; ++m) {
+    float sum = sums[r][m];
+    sum += simd_shuffle_xor(sum, ushort(1));
+    sum += simd_shuffle_xor(sum, ushort(2));
+    sum += simd_shuffle_xor(sum, ushort(4));
+    if (along == m) {
+      partial[((tile * split + part) * TILE + 4 * r + across) * ROWS + m] = sum;
     }
   }
+}
+threadgroup_barrier(mem_flags::mem_threadgroup);
+
+for (int i = int(thread_index_in_threadgroup); i < tiles * TILE * ROWS; i += 256) {
+  const int n = i % (tiles * TILE);
+  const int m = i / (tiles * TILE);
+  const int at = ((n / TILE) * split * TILE + n % TILE) * ROWS + m;
+  float sum = partial[at];
+  for (int p = 1; p < split; ++p) {
+    sum += partial[at + p * TILE * ROWS];
+  }
+  if (first_out + n < outs && first_row + m < rows) {
+    out[(first_row + m) * outs + first_out + n] = T(sum);
+  }
+}

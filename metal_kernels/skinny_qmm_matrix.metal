@@ -31,6 +31,7 @@
 #include <metal_simdgroup_matrix>
 
 #include "affine_codes.h"
+#include "unroll.h"
 
 inline simdgroup_matrix<float, 8, 8> matrix_of(float first, float second) {
   simdgroup_matrix<float, 8, 8> matrix;
@@ -39,94 +40,99 @@ inline simdgroup_matrix<float, 8, 8> matrix_of(float first, float second) {
 }
 
 //// body
-  constexpr int VALUES = 128 / BITS;
-  constexpr int HALF = VALUES / 2;
-  constexpr int SPAN = 4 * VALUES;
-  constexpr int BLOCKS = 4;
-  constexpr int TILE = 8 * BLOCKS;
-  const int tiles = 8 / split;
-  constexpr int PER_WORD = 32 / BITS;
-  threadgroup float partial[8 * TILE * 8];
+constexpr int VALUES = 128 / BITS;
+constexpr int HALF = VALUES / 2;
+constexpr int SPAN = 4 * VALUES;
+constexpr int BLOCKS = 4;
+constexpr int TILE = 8 * BLOCKS;
+constexpr int PER_WORD = 32 / BITS;
+threadgroup float partial[8 * TILE * 8];
 
-  const int width = x_shape[1];
-  const int rows = x_shape[0];
-  const int outs = weight_shape[0];
-  const int row_words = width / PER_WORD;
-  const int row_groups = width / GROUP;
-  const int part = int(simdgroup_index_in_threadgroup) % split;
-  const int tile = int(simdgroup_index_in_threadgroup) / split;
-  const int lane = int(thread_index_in_simdgroup);
-  // Row, and half of the first of the two columns, of this lane's elements.
-  const int down = ((lane / 4) & 4) + (lane / 2) % 4;
-  const int pair = ((lane / 4) & 2) + lane % 2;
-  const int first_out = int(threadgroup_position_in_grid.x) * tiles * TILE;
-  const int first_row = int(threadgroup_position_in_grid.y) * 8;
+const int tiles = 8 / split;
+const int width = x_shape[1];
+const int rows = x_shape[0];
+const int outs = weight_shape[0];
+const int row_words = width / PER_WORD;
+const int row_groups = width / GROUP;
+const int part = int(simdgroup_index_in_threadgroup) % split;
+const int tile = int(simdgroup_index_in_threadgroup) / split;
+const int lane = int(thread_index_in_simdgroup);
+// Row, and half of the first of the two columns, of this lane's elements.
+const int down = ((lane / 4) & 4) + (lane / 2) % 4;
+const int pair = ((lane / 4) & 2) + lane % 2;
+const int first_out = int(threadgroup_position_in_grid.x) * tiles * TILE;
+const int first_row = int(threadgroup_position_in_grid.y) * 8;
 
-  // Outputs and rows that are not there are read as the last one, and not written.
-  int outputs[BLOCKS];
-  simdgroup_matrix<float, 8, 8> sums[BLOCKS];
+// Outputs and rows that are not there are read as the last one, and not written.
+int outputs[BLOCKS];
+simdgroup_matrix<float, 8, 8> sums[BLOCKS];
+MLX_MTL_PRAGMA_UNROLL
+for (int t = 0; t < BLOCKS; ++t) {
+  outputs[t] = min(first_out + tile * TILE + 8 * t + down, outs - 1);
+  sums[t] = matrix_of(0.0f, 0.0f);
+}
+const int start0 = min(first_row + 2 * pair, rows - 1) * width;
+const int start1 = min(first_row + 2 * pair + 1, rows - 1) * width;
+
+for (int run = part * SPAN; run < width; run += split * SPAN) {
+  // K may end inside a run; what lies behind it counts as zeros, whatever is read for it.
+  const int k = run + pair * VALUES;
+  const bool inside = k < width;
+  uint4 words[BLOCKS];
+  float scale[BLOCKS];
+  float bias[BLOCKS];
+  MLX_MTL_PRAGMA_UNROLL
   for (int t = 0; t < BLOCKS; ++t) {
-    outputs[t] = min(first_out + tile * TILE + 8 * t + down, outs - 1);
-    sums[t] = matrix_of(0.0f, 0.0f);
+    const int from = inside ? k : 0;
+    words[t] = *(const device uint4*)(weight + outputs[t] * row_words + from / PER_WORD);
+    const int group = outputs[t] * row_groups + from / GROUP;
+    scale[t] = inside ? float(scales[group]) : 0.0f;
+    bias[t] = inside ? float(biases[group]) : 0.0f;
   }
-  const int start0 = min(first_row + 2 * pair, rows - 1) * width;
-  const int start1 = min(first_row + 2 * pair + 1, rows - 1) * width;
-
-  for (int run = part * SPAN; run < width; run += split * SPAN) {
-    // K may end inside a run; what lies behind it counts as zeros, whatever is read for it.
-    const int k = run + pair * VALUES;
-    const bool inside = k < width;
-    uint4 words[BLOCKS];
-    float scale[BLOCKS];
-    float bias[BLOCKS];
+  const int x_run = run + (down / 2) * VALUES;
+  const int x_k = x_run + (down % 2) * HALF;
+  MLX_MTL_PRAGMA_UNROLL
+  for (int j = 0; j < HALF / 4; ++j) {
+    float4 x0 = float4(0.0f);
+    float4 x1 = float4(0.0f);
+    if (x_run < width) {
+      x0 = four_values(x + start0 + x_k + 4 * j);
+      x1 = four_values(x + start1 + x_k + 4 * j);
+    }
+    MLX_MTL_PRAGMA_UNROLL
     for (int t = 0; t < BLOCKS; ++t) {
-      const int from = inside ? k : 0;
-      words[t] = *(const device uint4*)(weight + outputs[t] * row_words + from / PER_WORD);
-      const int group = outputs[t] * row_groups + from / GROUP;
-      scale[t] = inside ? float(scales[group]) : 0.0f;
-      bias[t] = inside ? float(biases[group]) : 0.0f;
-    }
-    const int x_run = run + (down / 2) * VALUES;
-    const int x_k = x_run + (down % 2) * HALF;
-    #pragma unroll
-    for (int j = 0; j < HALF / 4; ++j) {
-      float4 x0 = float4(0.0f);
-      float4 x1 = float4(0.0f);
-      if (x_run < width) {
-        x0 = four_values(x + start0 + x_k + 4 * j);
-        x1 = four_values(x + start1 + x_k + 4 * j);
-      }
-      for (int t = 0; t < BLOCKS; ++t) {
-        const float4 s = float4(scale[t]);
-        const float4 b = float4(bias[t]);
-        const float4 w0 = fma(four_codes<BITS>(words[t], j), s, b);
-        const float4 w1 = fma(four_codes<BITS>(words[t], HALF / 4 + j), s, b);
-        for (int i = 0; i < 4; ++i) {
-          const simdgroup_matrix<float, 8, 8> w = matrix_of(w0[i], w1[i]);
-          const simdgroup_matrix<float, 8, 8> v = matrix_of(x0[i], x1[i]);
-          simdgroup_multiply_accumulate(sums[t], w, v, sums[t]);
-        }
+      const float4 s = float4(scale[t]);
+      const float4 b = float4(bias[t]);
+      const float4 w0 = fma(four_codes<BITS>(words[t], j), s, b);
+      const float4 w1 = fma(four_codes<BITS>(words[t], HALF / 4 + j), s, b);
+      MLX_MTL_PRAGMA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const simdgroup_matrix<float, 8, 8> w = matrix_of(w0[i], w1[i]);
+        const simdgroup_matrix<float, 8, 8> v = matrix_of(x0[i], x1[i]);
+        simdgroup_multiply_accumulate(sums[t], w, v, sums[t]);
       }
     }
   }
+}
 
-  for (int t = 0; t < BLOCKS; ++t) {
-    const float2 sum = reinterpret_cast<thread float2&>(sums[t].thread_elements());
-    const int at = ((tile * split + part) * TILE + 8 * t + down) * 8 + 2 * pair;
-    partial[at] = sum.x;
-    partial[at + 1] = sum.y;
-  }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
+MLX_MTL_PRAGMA_UNROLL
+for (int t = 0; t < BLOCKS; ++t) {
+  const float2 sum = reinterpret_cast<thread float2&>(sums[t].thread_elements());
+  const int at = ((tile * split + part) * TILE + 8 * t + down) * 8 + 2 * pair;
+  partial[at] = sum.x;
+  partial[at + 1] = sum.y;
+}
+threadgroup_barrier(mem_flags::mem_threadgroup);
 
-  for (int i = int(thread_index_in_threadgroup); i < tiles * TILE * 8; i += 256) {
-    const int n = i % (tiles * TILE);
-    const int m = i / (tiles * TILE);
-    const int at = ((n / TILE) * split * TILE + n % TILE) * 8 + m;
-    float sum = partial[at];
-    for (int p = 1; p < split; ++p) {
-      sum += partial[at + p * TILE * 8];
-    }
-    if (first_out + n < outs && first_row + m < rows) {
-      out[(first_row + m) * outs + first_out + n] = T(sum);
-    }
+for (int i = int(thread_index_in_threadgroup); i < tiles * TILE * 8; i += 256) {
+  const int n = i % (tiles * TILE);
+  const int m = i / (tiles * TILE);
+  const int at = ((n / TILE) * split * TILE + n % TILE) * 8 + m;
+  float sum = partial[at];
+  for (int p = 1; p < split; ++p) {
+    sum += partial[at + p * TILE * 8];
   }
+  if (first_out + n < outs && first_row + m < rows) {
+    out[(first_row + m) * outs + first_out + n] = T(sum);
+  }
+}

@@ -12,6 +12,7 @@
 //   window          int32, no dimensions            the row at s is seen by query i where
 //                                                   position + i - s < window
 //   slots           int32, no dimensions            <= capacity
+//   scale           fp32, no dimensions             what dot products are multiplied by, > 0
 // Outputs
 //   accumulators    fp32 [partitions, rows * heads, D]
 //   stats           fp32 [partitions, rows * heads, 2], flat: largest dot product, sum of weights;
@@ -78,7 +79,6 @@ const size_t half_ring = size_t(ring_shape[1]) * ring_shape[2] * D;
 const device float* ring_keys = ring + size_t(kv) * ring_shape[2] * D;
 const device float* block_keys = block + kv * rows * D;
 const int half_block = ring_shape[1] * rows * D;
-const float scale = 1.0f / sqrt(float(D));
 
 const int total = live + rows;
 const int start = partition * PARTITION;

@@ -1,10 +1,31 @@
-"""The second half of attention that is split over keys: partitions become one result."""
+"""What attention that is split over keys has in common: its second half, and what a thread holds."""
 
 import mlx.core as mx
 
 from lse_mlx.kernels.registry import Kernel, Registry
 
+MOST_FLOATS = 32
+"""Elements of queries, and as many of accumulators, that a thread holds at most (attention.h)."""
+
 KERNEL = Kernel("attention_merge", ("accumulators", "stats", "scale"), ("out",))
+
+
+def most_vectors(head_dim: int) -> int:
+    """How many vectors (a query head of a row each) a SIMD group holds at most."""
+    return MOST_FLOATS * 32 // head_dim
+
+
+def part_shapes(
+    partitions: int, vectors: int, head_dim: int
+) -> list[tuple[tuple[int, ...], mx.Dtype]]:
+    """Shape and dtype of what the first half writes and `merge_partitions` reads.
+
+    The second is never of fewer than eight elements, which would be another variant of the merge.
+    """
+    return [
+        ((partitions, vectors, head_dim), mx.float32),
+        ((max(8, 2 * partitions * vectors),), mx.float32),
+    ]
 
 
 def merge_partitions(

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
+import mlx.core as mx
+
 Mode = Literal["auto", "own", "stock"]
 STOCK = "stock"
 
@@ -33,10 +35,15 @@ class Choices:
         """
         if self._forced is not None:
             return self._forced
-        chosen = self._choose(operation, shape, own)
         key = any_rows(operation, shape) if self.exact else f"{operation} {shape}"
+        chosen = self._choose(key, own)
         self.chosen[key] = chosen
         return chosen
+
+    @property
+    def forced(self) -> bool:
+        """Whether forms are being compared: then nothing else may serve in a form's place."""
+        return self._forced is not None
 
     @contextmanager
     def forcing(self, form: str) -> Iterator[None]:
@@ -47,16 +54,19 @@ class Choices:
         finally:
             self._forced = before
 
-    def _choose(self, operation: str, shape: str, own: Sequence[str]) -> str:
-        if self.exact:
-            winner = self.winners.get(any_rows(operation, shape), own[0])
-            return winner if winner in own else own[0]
-        if self.mode == "auto":
-            winner = self.winners.get(f"{operation} {shape}", STOCK)
-            return winner if winner in own else STOCK
+    def _choose(self, key: str, own: Sequence[str]) -> str:
+        if self.exact or self.mode == "auto":
+            otherwise = own[0] if self.exact else STOCK
+            winner = self.winners.get(key, otherwise)
+            return winner if winner in own else otherwise
         return own[0] if self.mode == "own" else STOCK
 
 
 def any_rows(operation: str, shape: str) -> str:
     """The key of `shape` whatever its rows are: what an exact engine chooses by."""
     return f"{operation} *{shape.lstrip('0123456789')}"
+
+
+def dtype_name(dtype: mx.Dtype) -> str:
+    """How a dtype is called in shapes: "bfloat16"."""
+    return str(dtype).removeprefix("mlx.core.")

@@ -27,9 +27,17 @@ def dynamic_conv(registry: Registry, x: Array, base: Array, dynamic: Array, side
     Returns fp32 [rows, hidden], of the kind of array that `x` is; a NumPy array is served by NumPy.
     The row before row 0 is zero: a block does not see past its edge.
     """
-    if not (registry.on_device and isinstance(x, mx.array)):
-        registry.reference(KERNEL.name)
-        return dynamic_conv_reference(x, base, dynamic, side)
+    return registry.serve(
+        KERNEL.name,
+        isinstance(x, mx.array),
+        lambda: _launch(registry, x, base, dynamic, side),
+        lambda: dynamic_conv_reference(x, base, dynamic, side),
+    )
+
+
+def _launch(
+    registry: Registry, x: mx.array, base: mx.array, dynamic: mx.array, side: int
+) -> mx.array:
     rows, hidden = x.shape
     (y,) = registry.launch(
         KERNEL,

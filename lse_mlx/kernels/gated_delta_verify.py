@@ -76,15 +76,21 @@ def gated_delta_verify(
     where the pass can only be committed whole, after the pending ones otherwise.
     """
     assert n_pending <= (0 if pending is None else len(pending))
-    if not _served(registry, rows, state):
-        registry.reference(KERNEL.name)
-        return gated_delta_verify_reference(rows, pending, n_pending, state, whole)
     keep = KEEP_ALL if whole else KEEP_PENDING if n_pending else KEEP_NONE
-    # Where nothing is pending, the rows themselves stand there: no array of another kind.
-    behind = rows if pending is None else pending
-    y_shape = (1, len(rows), *state.shape[1:3])
-    y, kept = _launch(registry, rows, len(rows), behind, n_pending, state, keep, y_shape)
-    return y, (kept if keep else state)
+
+    def launch() -> tuple[mx.array, mx.array]:
+        # Where nothing is pending, the rows themselves stand there: no array of another kind.
+        behind = rows if pending is None else pending
+        y_shape = (1, len(rows), *state.shape[1:3])
+        y, kept = _launch(registry, rows, len(rows), behind, n_pending, state, keep, y_shape)
+        return y, (kept if keep else state)
+
+    return registry.serve(
+        KERNEL.name,
+        _fits(state),
+        launch,
+        lambda: gated_delta_verify_reference(rows, pending, n_pending, state, whole),
+    )
 
 
 def fold_rows(registry: Registry, rows: DeltaRows, n: int, state: mx.array) -> mx.array:
@@ -92,10 +98,12 @@ def fold_rows(registry: Registry, rows: DeltaRows, n: int, state: mx.array) -> m
 
     Shapes as in `gated_delta_verify`.
     """
-    if not _served(registry, rows, state):
-        registry.reference(KERNEL.name)
-        return _run(rows, n, state)[1]
-    return _launch(registry, rows, 0, rows, n, state, KEEP_PENDING, (1,))[1]
+    return registry.serve(
+        KERNEL.name,
+        _fits(state),
+        lambda: _launch(registry, rows, 0, rows, n, state, KEEP_PENDING, (1,))[1],
+        lambda: _run(rows, n, state)[1],
+    )
 
 
 def gated_delta_verify_reference(
@@ -107,10 +115,10 @@ def gated_delta_verify_reference(
     return y, (after if whole else before)
 
 
-def _served(registry: Registry, rows: DeltaRows, state: mx.array) -> bool:
-    """Whether the kernel runs here and has a form for these shapes."""
+def _fits(state: mx.array) -> bool:
+    """Whether the kernel takes such a state."""
     _, _, dv, dk = state.shape
-    return registry.on_device and dk % 32 == 0 and dv % ROWS == 0 and state.dtype == mx.float32
+    return dk % LANES == 0 and dv % ROWS == 0 and state.dtype == mx.float32
 
 
 def _launch(

@@ -54,7 +54,7 @@ class Contest:
 class RaceResult:
     """What a race found.
 
-    winner:       the form to use: an own one, or "stock"
+    winner:       the form to use: an own one, or "stock"; "stock" also where no time was taken
     microseconds: of one call, the median of the rounds, for every form that ran to the end
     errors:       of every own form that ran, the largest difference from stock, relative to stock's
                   largest value
@@ -119,6 +119,12 @@ def race(contest: Contest, choices: Choices, timer: Timer = device_timer) -> Rac
     return RaceResult(contest.operation, contest.shape, winner, times, errors, refused)
 
 
+def compare(contest: Contest, choices: Choices) -> RaceResult:
+    """Compare the numbers of every own form with stock's, without a race: nothing has a time."""
+    errors, refused = _compared(contest, choices)
+    return RaceResult(contest.operation, contest.shape, STOCK, {}, errors, refused)
+
+
 def race_all(
     contests: Sequence[Contest],
     choices: Choices,
@@ -144,7 +150,8 @@ def race_all(
 def winners(results: Iterable[RaceResult]) -> dict[str, str]:
     """What `Choices.winners` takes: a form for each shape, and for `exact` one whatever the rows.
 
-    The latter is the own form with the least time over all rows, of those that none refused.
+    The latter is the own form with the least time over all rows, of those that none refused; the
+    first of them where only numbers were compared.
     """
     out: dict[str, str] = {}
     totals: dict[str, dict[str, float]] = {}
@@ -154,9 +161,8 @@ def winners(results: Iterable[RaceResult]) -> dict[str, str]:
         key = any_rows(result.operation, result.shape)
         sums = totals.setdefault(key, {})
         bad |= {(key, form) for form in result.refused}
-        for form, time in result.microseconds.items():
-            if form != STOCK:
-                sums[form] = sums.get(form, 0.0) + time
+        for form in result.errors:
+            sums[form] = sums.get(form, 0.0) + result.microseconds.get(form, 0.0)
     for key, sums in totals.items():
         right = {form: time for form, time in sums.items() if (key, form) not in bad}
         if right:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import mlx.core as mx
 
@@ -19,14 +19,22 @@ Build = Callable[..., Callable[..., list[mx.array]]]
 
 Template = Mapping[str, mx.Dtype | int | bool]
 Threads = tuple[int, int, int]
+Returned = TypeVar("Returned")
 
 SMALL = 8
 """MLX passes an input of fewer elements in another address space, which is another kernel."""
 
 
-@dataclass(frozen=True)
+class DoesNotRun(KernelError):
+    """This device cannot compile a kernel, or refuses to launch it."""
+
+
+@dataclass(frozen=True, eq=False)
 class Kernel:
-    """A kernel as Python calls it: `metal_kernels/<name>.metal`, and its arrays in order."""
+    """A kernel as Python calls it: `metal_kernels/<name>.metal`, and its arrays in order.
+
+    One object a kernel, compared as such: it is looked up at every call.
+    """
 
     name: str
     inputs: tuple[str, ...]
@@ -86,16 +94,20 @@ class Registry:
     build:     makes a callable of a kernel's text; None where the form is "reference"
     choices:   own or stock, for operations that stock MLX has
     required:  a call that no device kernel can serve raises KernelError
+    timed:     a first use runs a second time, so that its compilation is timed
+    refused:   kernels that do not run on this device after all, and why
     """
 
     form: Form
     build: Build | None = None
     choices: Choices = field(default_factory=Choices)
     required: bool = False
+    timed: bool = True
+    refused: dict[str, str] = field(default_factory=dict, init=False)
     compilations: list[Compilation] = field(default_factory=list, init=False)
     served: Counter[tuple[str, str]] = field(default_factory=Counter, init=False)
     _built: dict[Kernel, Callable[..., list[mx.array]]] = field(default_factory=dict, init=False)
-    _seen: set[tuple[Kernel, str]] = field(default_factory=set, init=False)
+    _seen: set[tuple[Any, ...]] = field(default_factory=set, init=False)
     _compiled: dict[Callable[..., Any], Callable[..., Any]] = field(
         default_factory=dict, init=False
     )
@@ -140,11 +152,12 @@ class Registry:
         outputs: shape and dtype of each; nothing in them is initialised
         grid:    threads in all, a multiple of `threadgroup` along each axis
         A variant that was not used before is compiled and timed here, which waits for the device.
+        Raises DoesNotRun where the device cannot compile it or refuses to launch it.
         """
-        assert all(g % t == 0 for g, t in zip(grid, threadgroup, strict=True))
         arrays = [a if isinstance(a, mx.array) else mx.array(a) for a in inputs]
+        values = list(template.items()) if template else []
+        shapes, dtypes = [shape for shape, _ in outputs], [dtype for _, dtype in outputs]
         call = self._callable(kernel)
-        values = list((template or {}).items())
 
         def run() -> list[mx.array]:
             return call(
@@ -152,24 +165,52 @@ class Registry:
                 template=values,
                 grid=grid,
                 threadgroup=threadgroup,
-                output_shapes=[shape for shape, _ in outputs],
-                output_dtypes=[dtype for _, dtype in outputs],
+                output_shapes=shapes,
+                output_dtypes=dtypes,
             )
 
+        # What MLX compiles anew for, besides the text.
+        key = (kernel, *values, *[(a.dtype, _passed(a)) for a in arrays], *dtypes)
+        if key in self._seen:
+            out = run()
+        else:
+            assert all(g % t == 0 for g, t in zip(grid, threadgroup, strict=True))
+            mx.eval(arrays)
+            try:
+                out = self._first(kernel.name, _variant(values, arrays, dtypes), run)
+            except (RuntimeError, ValueError) as error:  # how MLX says so
+                raise DoesNotRun(
+                    f"The kernel {kernel.name} does not run on this device ({reason(error)}): "
+                    "report it with what `lse-mlx selftest --json` prints."
+                ) from error
+            self._seen.add(key)
         self.served[kernel.name, self.form] += 1
-        variant = _variant(values, arrays, [dtype for _, dtype in outputs])
-        if (kernel, variant) in self._seen:
-            return run()
-        mx.eval(arrays)
-        try:
-            out = self._first(kernel.name, variant, run)
-        except (RuntimeError, ValueError) as error:  # how MLX says that a text does not compile
-            raise KernelError(
-                f"The kernel {kernel.name} does not run on this device ({reason(error)}): report it "
-                "with what `lse-mlx selftest --json` prints."
-            ) from error
-        self._seen.add((kernel, variant))
         return out
+
+    def serve(
+        self,
+        name: str,
+        fits: bool,
+        kernel: Callable[[], Returned],
+        reference: Callable[[], Returned],
+    ) -> Returned:
+        """What `kernel` returns where it can run here, else what `reference` does.
+
+        name: of the kernel; fits: whether it takes these shapes and dtypes
+        A kernel that turns out not to run on this device is not asked again. Raises KernelError for
+        what the reference would have to serve where device kernels are required, and DoesNotRun
+        where forms are being compared: a reference is not the form that was asked for.
+        """
+        compared = self.choices.forced
+        if self.on_device and fits and (compared or name not in self.refused):
+            try:
+                return kernel()
+            except DoesNotRun as error:
+                if self.required or compared:
+                    raise
+                self.refused[name] = str(error)
+        self.reference(name)
+        return reference()
 
     def reference(self, name: str) -> None:
         """Say that plain MLX or NumPy is about to serve a call of the kernel `name`.
@@ -227,13 +268,15 @@ class Registry:
     def _first(self, name: str, variant: str, run: Callable[[], Any]) -> Any:
         """Run for the first time, with the time that this took more than the second time."""
         first, out = _timed(run)
-        second, out = _timed(run)
+        second = 0.0
+        if self.timed:
+            second, out = _timed(run)
         self.compilations.append(Compilation(name, variant, 1000 * max(0.0, first - second)))
         return out
 
     def _counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        traces, off = 0, False
-        seen: set[str] = set()
+        traces = 0
+        seen: set[tuple[Any, ...]] = set()
 
         def body(*arrays: mx.array) -> Any:
             nonlocal traces
@@ -244,19 +287,18 @@ class Registry:
         fused = mx.compile(body, shapeless=True)
 
         def call(*arrays: mx.array) -> Any:
-            nonlocal off
-            variant = ", ".join(f"{_name(a.dtype)} of rank {a.ndim}" for a in arrays)
+            key = tuple([(a.dtype, a.ndim) for a in arrays])
             before, started = traces, perf_counter()
-            if variant not in seen:
+            if key not in seen:
                 mx.eval(arrays)
+                variant = ", ".join(f"{_name(a.dtype)} of rank {a.ndim}" for a in arrays)
                 out = self._first(function.__name__, variant, lambda: fused(*arrays))
-                seen.add(variant)
-                off = traces == before + 2  # where MLX is told not to compile, each call runs it
+                seen.add(key)
                 return out
             out = fused(*arrays)
-            if traces != before and not off:  # in another thread or stream MLX traces anew
+            if traces != before:  # in another thread or stream MLX traces anew
                 spent = 1000 * (perf_counter() - started)
-                self.compilations.append(Compilation(function.__name__, variant, spent))
+                self.compilations.append(Compilation(function.__name__, "again", spent))
             return out
 
         return call
@@ -272,14 +314,18 @@ def _timed(run: Callable[[], Any]) -> tuple[float, Any]:
     return perf_counter() - started, out
 
 
+def _passed(array: mx.array) -> int | bool:
+    """How MLX hands an input over: without dimensions, or many elements or few."""
+    return -1 if array.ndim == 0 else array.size >= SMALL
+
+
 def _variant(
     template: Sequence[tuple[str, Any]], inputs: Sequence[mx.array], outputs: Sequence[mx.Dtype]
 ) -> str:
-    """What MLX compiles anew for, besides the text: template, dtypes, and how inputs are passed."""
+    """A variant in words: template values, how each input is passed, then the outputs' dtypes."""
+    words = {-1: " scalar", False: " small", True: ""}
     parts = [f"{name}={_name(value)}" for name, value in template]
-    for array in inputs:
-        passed = "scalar" if array.ndim == 0 else "small" if array.size < SMALL else ""
-        parts.append(f"{_name(array.dtype)} {passed}".strip())
+    parts += [f"{_name(array.dtype)}{words[_passed(array)]}" for array in inputs]
     return ", ".join([*parts, "->", *map(_name, outputs)])
 
 

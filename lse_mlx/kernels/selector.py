@@ -60,19 +60,24 @@ def select(
     a winner outside the vocabulary, gives token 0 and goes on from row 0.
     """
     positions, k = ids.shape
-    if not registry.on_device or k > _MAX_K or positions * k > _THREADS:
-        registry.reference(KERNEL.name)
+
+    def launch() -> Selection:
+        scores, path = registry.launch(
+            KERNEL,
+            inputs=[logits, ids, predecessors, gates, successors, vocab_size],
+            outputs=[((positions, k, k), mx.float32), ((positions + 1,), mx.int32)],
+            grid=(_THREADS, 1, 1),
+            threadgroup=(_THREADS, 1, 1),
+            template={"K": k},
+        )
+        return Selection(scores, path)
+
+    def reference() -> Selection:
         scores = scores_reference(logits, predecessors, gates, successors)
         return Selection(scores, path_reference(scores, ids, vocab_size))
-    scores, path = registry.launch(
-        KERNEL,
-        inputs=[logits, ids, predecessors, gates, successors, vocab_size],
-        outputs=[((positions, k, k), mx.float32), ((positions + 1,), mx.int32)],
-        grid=(_THREADS, 1, 1),
-        threadgroup=(_THREADS, 1, 1),
-        template={"K": k},
-    )
-    return Selection(scores, path)
+
+    fits = k <= _MAX_K and positions * k <= _THREADS
+    return registry.serve(KERNEL.name, fits, launch, reference)
 
 
 def scores_reference(

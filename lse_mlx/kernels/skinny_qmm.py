@@ -1,12 +1,12 @@
 """y = x @ W.T for the few rows of a decoding pass; W in affine codes, read once for all of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import mlx.core as mx
 
-from lse_mlx.kernels.choices import STOCK
-from lse_mlx.kernels.registry import Kernel, Registry
+from lse_mlx.kernels.choices import STOCK, dtype_name
+from lse_mlx.kernels.registry import SMALL, Kernel, Registry
 from lse_mlx.kernels.row_tiles import TILE, in_tiles
 
 NAME = "skinny_qmm"
@@ -35,11 +35,28 @@ class _Form(NamedTuple):
 
 _FORMS = {
     "simd": _Form(SIMD, 16, (1, 2, 4, 8)),
-    "matrix": _Form(MATRIX, 32, ()),
+    "matrix": _Form(MATRIX, 32, (MAX_ROWS,)),
 }
 
 
-@dataclass(frozen=True)
+class _Launch(NamedTuple):
+    kernel: Kernel
+    rows: int  # of a threadgroup
+    threads: int  # of the grid, along outputs
+    split: mx.array
+    template: dict[str, mx.Dtype | int]
+
+
+class _Alike(NamedTuple):
+    """What calls with so many rows of a dtype have in common; making it anew takes longer than the
+    rest of a call does in Python."""
+
+    fits: bool
+    shape: str
+    launches: dict[str, _Launch]  # by form
+
+
+@dataclass(frozen=True, eq=False)
 class QuantizedProduct:
     """x @ W.T of one W in affine codes: a weight is scale * code + bias.
 
@@ -53,10 +70,33 @@ class QuantizedProduct:
     biases: mx.array
     bits: int
     group_size: int
+    _known: dict[tuple[int, mx.Dtype], _Alike] = field(default_factory=dict, init=False, repr=False)
 
     def __call__(self, x: mx.array) -> mx.array:
-        return skinny_qmm(
-            self.registry, x, self.weight, self.scales, self.biases, self.bits, self.group_size
+        """x [..., in] @ W.T, accumulated in fp32: bf16, fp16 or fp32, of x's dtype [..., out].
+
+        Up to eight rows take the form that `registry.choices` names; more rows are stock MLX's.
+        Where choices are exact, any number of rows takes one form, eight at a time, and a row's bits
+        do not depend on the others; raises KernelError where that form does not run.
+        """
+        registry, rows = self.registry, x.size // x.shape[-1]
+        alike = self._alike(min(rows, MAX_ROWS), x.dtype)
+        if not (registry.on_device and alike.fits):
+            registry.reference(NAME)
+            return self._stock_of_any_size(x)
+        if rows > MAX_ROWS and not registry.choices.exact:
+            return self._stock(x)
+        chosen = registry.choices.form(NAME, alike.shape, own_forms(registry))
+        if chosen == STOCK:
+            return self._stock(x)
+        launch = alike.launches[chosen]
+        if registry.choices.exact:  # stock MLX's rows have other bits
+            return self._launch(launch, x, rows)
+        return registry.serve(
+            launch.kernel.name,
+            True,
+            lambda: self._launch(launch, x, rows),
+            lambda: self._stock(x),
         )
 
     @property
@@ -69,6 +109,62 @@ class QuantizedProduct:
         """Rows of W."""
         return self.weight.shape[0]
 
+    def shape_name(self, rows: int, dtype: mx.Dtype) -> str:
+        """What tells a call with so many rows of a dtype from others in `Choices`."""
+        dtypes = f"{dtype_name(dtype)}/{dtype_name(self.scales.dtype)}"
+        matrix = f"{self.in_width}x{self.out_width} {self.bits}-bit in {self.group_size}"
+        return f"{rows}x{matrix}, {dtypes}"
+
+    def has_form(self, dtype: mx.Dtype) -> bool:
+        """Whether the kernels take x of this dtype, whatever the number of rows."""
+        return (
+            self.bits in BITS
+            and self.group_size in GROUPS
+            and dtype in _FLOATS
+            and self.scales.dtype in _FLOATS
+            and self.biases.dtype == self.scales.dtype
+            and self.weight.size >= SMALL  # the kernels point into device memory
+        )
+
+    def _alike(self, rows: int, dtype: mx.Dtype) -> _Alike:
+        known = self._known.get((rows, dtype))
+        if known is None:
+            fits = rows > 0 and self.has_form(dtype)
+            names = own_forms(self.registry) if fits else ()
+            launches = {name: self._prepared(_FORMS[name], rows, dtype) for name in names}
+            known = _Alike(fits, self.shape_name(rows, dtype), launches)
+            self._known[rows, dtype] = known
+        return known
+
+    def _prepared(self, form: _Form, rows: int, dtype: mx.Dtype) -> _Launch:
+        row_count = next(count for count in form.row_counts if rows <= count)
+        split = parts_of_k(self.out_width, form.tile)
+        template: dict[str, mx.Dtype | int] = {"T": dtype, "S": self.scales.dtype}
+        template |= {"BITS": self.bits, "GROUP": self.group_size}
+        if len(form.row_counts) > 1:
+            template["ROWS"] = row_count
+        threads = _threadgroups(self.out_width, form.tile, split) * _THREADS
+        return _Launch(form.kernel, row_count, threads, mx.array(split), template)
+
+    def _launch(self, launch: _Launch, x: mx.array, rows: int) -> mx.array:
+        [y] = self.registry.launch(
+            launch.kernel,
+            inputs=[x.reshape(rows, -1), self.weight, self.scales, self.biases, launch.split],
+            outputs=[((rows, self.out_width), x.dtype)],
+            grid=(launch.threads, -(-rows // launch.rows), 1),
+            threadgroup=(_THREADS, 1, 1),
+            template=launch.template,
+        )
+        return y.reshape(*x.shape[:-1], self.out_width)
+
+    def _stock(self, x: mx.array) -> mx.array:
+        return skinny_qmm_reference(
+            x, self.weight, self.scales, self.biases, self.bits, self.group_size
+        )
+
+    def _stock_of_any_size(self, x: mx.array) -> mx.array:
+        return in_tiles(self._stock, x) if self.registry.choices.exact else self._stock(x)
+
 
 def skinny_qmm(
     registry: Registry,
@@ -79,40 +175,8 @@ def skinny_qmm(
     bits: int,
     group_size: int,
 ) -> mx.array:
-    """x @ W.T, accumulated in fp32.
-
-    x: bf16, fp16 or fp32 [..., in]. The matrix as in `QuantizedProduct`. Returns x's dtype
-    [..., out].
-
-    Up to eight rows take the form that `registry.choices` names; more rows are stock MLX's. Where
-    choices are exact, any number of rows takes one form, eight at a time, and a row's bits do not
-    depend on the others.
-    """
-    if not (registry.on_device and has_form(x, scales, biases, bits, group_size)):
-        registry.reference(NAME)
-        return _stock_of_any_size(registry, x, weight, scales, biases, bits, group_size)
-    rows, out_width = x.size // x.shape[-1], weight.shape[0]
-    if rows > MAX_ROWS and not registry.choices.exact:
-        return skinny_qmm_reference(x, weight, scales, biases, bits, group_size)
-    shape = shape_name(rows, x.shape[-1], out_width, bits)
-    chosen = registry.choices.form(NAME, shape, own_forms(registry))
-    if chosen == STOCK:
-        return skinny_qmm_reference(x, weight, scales, biases, bits, group_size)
-    form = _FORMS[chosen]
-    row_count = next((count for count in form.row_counts if rows <= count), MAX_ROWS)
-    split = parts_of_k(out_width, form.tile)
-    template = {"T": x.dtype, "S": scales.dtype, "BITS": bits, "GROUP": group_size}
-    if form.row_counts:
-        template["ROWS"] = row_count
-    [y] = registry.launch(
-        form.kernel,
-        inputs=[x.reshape(rows, -1), weight, scales, biases, split],
-        outputs=[((rows, out_width), x.dtype)],
-        grid=(_threadgroups(out_width, form.tile, split) * _THREADS, -(-rows // row_count), 1),
-        threadgroup=(_THREADS, 1, 1),
-        template=template,
-    )
-    return y.reshape(*x.shape[:-1], out_width)
+    """One call of a `QuantizedProduct`, for a matrix that is not kept."""
+    return QuantizedProduct(registry, weight, scales, biases, bits, group_size)(x)
 
 
 def skinny_qmm_reference(
@@ -125,26 +189,9 @@ def skinny_qmm_reference(
     return y.astype(x.dtype)  # MLX takes the wider dtype of x and scales
 
 
-def has_form(x: mx.array, scales: mx.array, biases: mx.array, bits: int, group_size: int) -> bool:
-    """Whether the kernels take this product, whatever the number of rows."""
-    return (
-        bits in BITS
-        and group_size in GROUPS
-        and x.dtype in _FLOATS
-        and scales.dtype in _FLOATS
-        and biases.dtype == scales.dtype
-        and x.size > 0
-    )
-
-
 def own_forms(registry: Registry) -> tuple[str, ...]:
     """The project's forms on this device, the first preferred: CUDA has no simdgroup_matrix."""
     return ("simd",) if registry.form == "cuda" else ("simd", "matrix")
-
-
-def shape_name(rows: int, in_width: int, out_width: int, bits: int) -> str:
-    """What tells a product from others in `Choices`."""
-    return f"{rows}x{in_width}x{out_width} {bits}-bit"
 
 
 def parts_of_k(out_width: int, tile: int) -> int:
@@ -160,18 +207,3 @@ def parts_of_k(out_width: int, tile: int) -> int:
 
 def _threadgroups(out_width: int, tile: int, split: int) -> int:
     return -(-out_width // (tile * _SIMD_GROUPS // split))
-
-
-def _stock_of_any_size(
-    registry: Registry,
-    x: mx.array,
-    weight: mx.array,
-    scales: mx.array,
-    biases: mx.array,
-    bits: int,
-    group_size: int,
-) -> mx.array:
-    def product(rows: mx.array) -> mx.array:
-        return skinny_qmm_reference(rows, weight, scales, biases, bits, group_size)
-
-    return in_tiles(product, x) if registry.choices.exact else product(x)

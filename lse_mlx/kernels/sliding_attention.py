@@ -6,27 +6,27 @@ array that nothing else is joined to.
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from lse_mlx.kernels.attention_merge import merge_partitions
+from lse_mlx.kernels.attention_merge import merge_partitions, most_vectors, part_shapes
 from lse_mlx.kernels.registry import Kernel, Registry
 
 PARTITION = 256
 """Keys that one threadgroup folds; the partitions of a head are merged afterwards."""
 
 MAX_ROWS = 8
-"""The most queries of one launch: a SIMD-group for each."""
+"""The most rows of a block; what each query sees is worked out for so many."""
 
 KERNEL = Kernel(
     "sliding_attention",
-    ("queries", "ring", "block", "position", "live", "window", "slots"),
+    ("queries", "ring", "block", "position", "live", "window", "slots", "scale"),
     ("accumulators", "stats"),
 )
 _SIMD_GROUPS = 8
-_MOST_FLOATS = 32  # of queries, and as many of accumulators, that a thread holds
 
 
 @dataclass(frozen=True)
@@ -61,25 +61,13 @@ class RingView:
         return (held >= 0) & (queries[:, None] - held < self.window)
 
     @cached_property
-    def mask(self) -> NDArray[np.float32]:
-        """0 where a query sees a slot or a row of the block behind them, -inf where it does not.
-
-        fp32 [block, slots + block].
-        """
-        mask = np.zeros((self.block, self.slots + self.block), np.float32)
-        mask[:, : self.slots][~self.seen] = -np.inf
-        return mask
+    def seen_with_block(self) -> NDArray[np.bool_]:
+        """`seen`, and behind it the block's own rows, which all see: bool [block, slots + block]."""
+        return np.pad(self.seen, [(0, 0), (0, self.block)], constant_values=True)
 
 
 def sliding_attention(
-    registry: Registry,
-    queries: mx.array,
-    ring: mx.array,
-    block: mx.array,
-    position: int,
-    live: int,
-    window: int,
-    slots: int | None = None,
+    registry: Registry, queries: mx.array, ring: mx.array, block: mx.array, view: RingView
 ) -> mx.array:
     """softmax(q k^T / sqrt(head_dim)) v over what each query sees of the ring, and over the block.
 
@@ -87,33 +75,24 @@ def sliding_attention(
     ring:    fp32 [2, kv heads, capacity, head_dim], keys and values; a slot where no row is live
              may hold anything, NaN too
     block:   fp32 [2, kv heads, rows, head_dim], keys and values of the rows themselves
-    position, live, window, slots: see `RingView`; slots is the ring's capacity if None
     Returns fp32 [rows, query heads * head_dim]. Source: DFlash2, draft pass.
     """
     rows, heads, head_dim = queries.shape
-    slots = slots or ring.shape[2]
-    vectors = -(-rows * (heads // ring.shape[1]) // _SIMD_GROUPS)
-    served = head_dim % 32 == 0 and rows <= MAX_ROWS
-    if not (registry.on_device and served and vectors * head_dim // 32 <= _MOST_FLOATS):
-        registry.reference(KERNEL.name)
-        view = RingView(position, live, window, slots, rows)
-        return sliding_attention_reference(queries, ring, block, view)
-    kv_heads = ring.shape[1]
-    partitions = -(-(live + rows) // PARTITION)
-    parts = registry.launch(
-        KERNEL,
-        inputs=[queries, ring, block, position, live, window, slots],
-        outputs=[
-            ((partitions, rows * heads, head_dim), mx.float32),
-            # Never fewer than eight elements, which would be another variant of the merge.
-            ((max(8, 2 * partitions * rows * heads),), mx.float32),
-        ],
-        grid=(32 * _SIMD_GROUPS, partitions, kv_heads),
-        threadgroup=(32 * _SIMD_GROUPS, 1, 1),
-        template={"D": head_dim, "G": heads // kv_heads, "C": vectors, "PARTITION": PARTITION},
+    fits = head_dim % 32 == 0 and rows <= MAX_ROWS
+    fits = fits and _vectors(queries, ring) <= most_vectors(head_dim)
+
+    def launch() -> mx.array:
+        scale = head_dim**-0.5
+        accumulators, stats = _launch(registry, queries, ring, block, view, scale)
+        merged = merge_partitions(registry, accumulators, stats, scale, mx.float32)
+        return merged.reshape(rows, heads * head_dim)
+
+    return registry.serve(
+        KERNEL.name,
+        fits,
+        launch,
+        lambda: sliding_attention_reference(queries, ring, block, view),
     )
-    merged = merge_partitions(registry, parts[0], parts[1], head_dim**-0.5, mx.float32)
-    return merged.reshape(rows, heads * head_dim)
 
 
 def sliding_attention_reference(
@@ -125,7 +104,8 @@ def sliding_attention_reference(
     keys, values = ring[0, :, : view.slots], ring[1, :, : view.slots]
     # [kv, group * rows, D]: query heads of one key/value head become rows of one product.
     grouped = queries.transpose(1, 0, 2).reshape(kv_heads, -1, head_dim) * head_dim**-0.5
-    seen = mx.array(view.mask[:, : view.slots]) == 0
+    by_slot: Any = view.seen  # which MLX takes, though its stub knows no NumPy array of bool
+    seen = mx.array(by_slot)
     in_ring = grouped @ keys.swapaxes(1, 2)
     in_ring = mx.where(mx.tile(seen, (heads // kv_heads, 1)), in_ring, -mx.inf)
     scores = mx.concatenate([in_ring, grouped @ block[0].swapaxes(1, 2)], axis=-1)
@@ -134,3 +114,45 @@ def sliding_attention_reference(
     values = mx.where(mx.any(seen, axis=0)[:, None], values, 0)
     mixed = weights[..., : view.slots] @ values + weights[..., view.slots :] @ block[1]
     return mixed.reshape(heads, rows, head_dim).transpose(1, 0, 2).reshape(rows, -1)
+
+
+def _vectors(queries: mx.array, ring: mx.array) -> int:
+    """How many vectors (a query head of a row each) a SIMD group gets."""
+    rows, heads, _ = queries.shape
+    return -(-rows * (heads // ring.shape[1]) // _SIMD_GROUPS)
+
+
+def _launch(
+    registry: Registry,
+    queries: mx.array,
+    ring: mx.array,
+    block: mx.array,
+    view: RingView,
+    scale: float,
+) -> list[mx.array]:
+    """The partitions: accumulators and stats, see attention_merge."""
+    rows, heads, head_dim = queries.shape
+    kv_heads = ring.shape[1]
+    partitions = -(-(view.live + rows) // PARTITION)
+    return registry.launch(
+        KERNEL,
+        inputs=[
+            queries,
+            ring,
+            block,
+            view.position,
+            view.live,
+            view.window,
+            view.slots,
+            scale,
+        ],
+        outputs=part_shapes(partitions, rows * heads, head_dim),
+        grid=(32 * _SIMD_GROUPS, partitions, kv_heads),
+        threadgroup=(32 * _SIMD_GROUPS, 1, 1),
+        template={
+            "D": head_dim,
+            "G": heads // kv_heads,
+            "C": _vectors(queries, ring),
+            "PARTITION": PARTITION,
+        },
+    )

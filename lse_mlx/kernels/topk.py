@@ -8,6 +8,7 @@ import math
 
 import mlx.core as mx
 
+from lse_mlx.kernels.choices import STOCK, dtype_name
 from lse_mlx.kernels.registry import Kernel, Registry
 
 CHUNK = 512
@@ -21,6 +22,7 @@ NO_ID = 16_777_215
 
 CHUNKS = Kernel("topk_chunk", ("logits",), ("values", "ids"))
 MERGE = Kernel("topk_merge", ("values", "ids"), ("best_values", "best_ids"))
+FORMS = ("chunks",)
 _THREADS = 256
 
 
@@ -30,16 +32,25 @@ def topk(registry: Registry, logits: mx.array, k: int) -> tuple[mx.array, mx.arr
     logits: fp32 or bf16 [rows, width]. Returns their values as stored (bf16 widened), fp32
     [rows, k], and the columns, int32 [rows, k]. Raises ValueError for a `k` outside 1..width.
     """
-    rows, width = logits.shape
+    width = logits.shape[1]
     if not 1 <= k <= width:
         raise ValueError(f"The {k} best of {width} columns were asked for: ask for 1 to {width}.")
     served = k <= MAX_K and width <= NO_ID and logits.dtype in (mx.float32, mx.bfloat16)
-    if not (registry.on_device and served):
-        registry.reference("topk")
+    if (
+        registry.on_device
+        and served
+        and registry.choices.form("topk", shape_name(logits, k), FORMS) == STOCK
+    ):
         return topk_reference(logits, k)
-    if registry.choices.form("topk", f"{rows}x{width}, {k}", ("chunks",)) != "chunks":
-        return topk_reference(logits, k)
-    return _by_chunks(registry, logits, k)
+    return registry.serve(
+        "topk", served, lambda: _by_chunks(registry, logits, k), lambda: topk_reference(logits, k)
+    )
+
+
+def shape_name(logits: mx.array, k: int) -> str:
+    """What tells a call from others in `Choices`."""
+    rows, width = logits.shape
+    return f"{rows}x{width} {dtype_name(logits.dtype)}, {k}"
 
 
 def stage_chunks(width: int, k: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Results of races on disk: one file for each device, system, MLX and text of the kernels."""
+"""Results of races on disk: one file for each device, system, MLX and code of the kernels."""
 
 import hashlib
 import json
@@ -26,15 +26,16 @@ def this_device() -> dict[str, str]:
         "architecture": str(about.get("architecture", "")),
         "system": f"macOS {mac}" if mac else f"{platform.system()} {platform.release()}",
         "mlx": version("mlx"),
-        "kernels": kernels_hash(kernel_folder()),
+        "kernels": kernels_hash(kernel_folder(), Path(__file__).parent),
     }
 
 
-def kernels_hash(folder: Path) -> str:
-    """SHA-256 over the names and texts of all kernels in `folder`."""
+def kernels_hash(*folders: Path) -> str:
+    """SHA-256 over the names and texts of all kernels in `folders`, and of what launches them."""
     whole = hashlib.sha256()
-    for path in sorted(p for p in folder.iterdir() if p.suffix in (".metal", ".h")):
-        whole.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for folder in folders:
+        for path in sorted(p for p in folder.iterdir() if p.suffix in (".metal", ".h", ".py")):
+            whole.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return whole.hexdigest()
 
 

@@ -106,6 +106,10 @@ def gates(
 
 
 def gate_output(normed: mx.array, z: mx.array) -> mx.array:
-    """normed * silu(z) in fp32, rounded to the dtype of `normed`; both of the same shape."""
-    z = z.astype(mx.float32)
-    return (z * mx.sigmoid(z) * normed.astype(mx.float32)).astype(normed.dtype)
+    """normed * silu(z) in fp32, rounded to the dtype of `z`; both of the same shape.
+
+    Not to that of `normed`: the norm's weight is fp32 in some checkpoints, and would widen every
+    activation and cache behind it.
+    """
+    gate = z.astype(mx.float32)
+    return (gate * mx.sigmoid(gate) * normed.astype(mx.float32)).astype(z.dtype)

@@ -1,6 +1,6 @@
 """The device form of an mlx-lm model: its products in the forms that the registry chooses."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import mlx.core as mx
@@ -9,7 +9,7 @@ from mlx.utils import tree_map
 
 from lse_mlx.kernels.registry import Registry
 from lse_mlx.kernels.row_tiles import in_tiles
-from lse_mlx.kernels.skinny_qmm import QuantizedProduct
+from lse_mlx.kernels.skinny_qmm import NAME, QuantizedProduct
 
 AnyLinear: TypeAlias = nn.Linear | nn.QuantizedLinear
 AnyEmbedding: TypeAlias = nn.Embedding | nn.QuantizedEmbedding
@@ -44,50 +44,56 @@ class DeviceEmbedding(nn.Module):
         return self.product(x)
 
 
-class TiledLinear(nn.Module):
-    """A linear layer by stock MLX, always on eight rows at a time."""
+class StockLinear(nn.Module):
+    """A linear layer by stock MLX, on eight rows at a time where choices are exact.
 
-    def __init__(self, layer: AnyLinear):
+    In codes that no kernel of the project reads, each call counts as served by plain MLX.
+    """
+
+    def __init__(self, layer: AnyLinear, registry: Registry):
         super().__init__()
         self._layer = layer
+        self._registry = registry
 
     def __call__(self, x: mx.array) -> mx.array:
-        return in_tiles(self._layer, _like_weights(x, self._layer))
+        return _by_stock(self._layer, self._layer, x, self._registry)
 
 
-class TiledEmbedding(nn.Module):
-    """An embedding by stock MLX that, as an output head, is run on eight rows at a time."""
+class StockEmbedding(nn.Module):
+    """An embedding whose product as an output head is stock MLX's, see `StockLinear`."""
 
-    def __init__(self, table: AnyEmbedding):
+    def __init__(self, table: AnyEmbedding, registry: Registry):
         super().__init__()
         self._table = table
+        self._registry = registry
 
     def __call__(self, tokens: mx.array) -> mx.array:
         return self._table(tokens)
 
     def as_linear(self, x: mx.array) -> mx.array:
         """Logits [..., vocab] of x [..., hidden]."""
-        return in_tiles(self._table.as_linear, _like_weights(x, self._table))
+        return _by_stock(self._table.as_linear, self._table, x, self._registry)
 
 
 def move_to_device(model: nn.Module, registry: Registry) -> None:
     """Give `model` its device form in place.
 
-    Linear layers and embeddings in affine codes become products of `registry`. All else stays as
-    mlx-lm has it, except where choices are exact: then the other products, dense or of another
-    quantization, run on eight rows at a time, so that a row does not depend on how many there are.
+    Linear layers and embeddings in affine codes become products of `registry`. Of the others, those
+    in codes of another kind count as served by plain MLX, and where choices are exact all of them
+    run on eight rows at a time, so that a row does not depend on how many there are.
     """
 
     def device_form(module: nn.Module) -> nn.Module:
         affine = getattr(module, "mode", None) == "affine"
+        wrapped = "scales" in module or registry.choices.exact
         if isinstance(module, nn.QuantizedLinear) and affine:
             return DeviceLinear(module, registry)
         if isinstance(module, nn.QuantizedEmbedding) and affine:
             return DeviceEmbedding(module, registry)
-        if isinstance(module, AnyLinear) and registry.choices.exact:
-            return TiledLinear(module)
-        if isinstance(module, AnyEmbedding) and registry.choices.exact:
-            return TiledEmbedding(module)
+        if isinstance(module, AnyLinear) and wrapped:
+            return StockLinear(module, registry)
+        if isinstance(module, AnyEmbedding) and wrapped:
+            return StockEmbedding(module, registry)
         return module
 
     model.update_modules(
@@ -101,12 +107,16 @@ def products(trunk: nn.Module, lm_head: nn.Module | None) -> Iterator[QuantizedP
     lm_head: the output head; None where the embedding is the head, which counts as a product then
     """
     for _, module in trunk.named_modules():
-        if isinstance(module, DeviceLinear) or (
-            lm_head is None and isinstance(module, DeviceEmbedding)
-        ):
+        if isinstance(module, DeviceLinear):
             yield module.product
-    if isinstance(lm_head, DeviceLinear):
-        yield lm_head.product
+    yield from output_head(trunk, lm_head)
+
+
+def output_head(trunk: nn.Module, lm_head: nn.Module | None) -> Iterator[QuantizedProduct]:
+    """The one of the output head, if that is in affine codes."""
+    head = trunk.embed_tokens if lm_head is None else lm_head
+    if isinstance(head, DeviceLinear | DeviceEmbedding):
+        yield head.product
 
 
 def _quantized_product(
@@ -118,9 +128,15 @@ def _quantized_product(
     )
 
 
-def _like_weights(x: mx.array, layer: AnyLinear | AnyEmbedding) -> mx.array:
-    """`x` in the dtype of a dense layer's weights.
-
-    A drafter's rows are fp32: a bf16 matrix would be converted whole for each product.
-    """
-    return x if "scales" in layer else x.astype(layer.weight.dtype)
+def _by_stock(
+    product: Callable[[mx.array], mx.array],
+    layer: AnyLinear | AnyEmbedding,
+    x: mx.array,
+    registry: Registry,
+) -> mx.array:
+    if "scales" in layer:
+        registry.reference(NAME)
+    else:
+        # A drafter's rows are fp32: a bf16 matrix would be converted whole for each product.
+        x = x.astype(layer.weight.dtype)
+    return in_tiles(product, x) if registry.choices.exact else product(x)

@@ -8,8 +8,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import KVCache
 
-Array = Any
-"""An mx.array on a device, a NumPy array on a CPU; never both in one state."""
+from lse_mlx.kernels.dynamic_conv import Array
 
 FEW_ROWS = 16
 """A tail keeps in memory the inputs that it was cut from, where they are no more rows than this. Of a

@@ -79,12 +79,15 @@ def test_visibility_goes_by_absolute_position(
         held = {slot: p for slot, p in held.items() if p < ring.position}
     view = ring.view()
     assert sum(position >= 0 for position in view.slot_positions) == ring.live == len(held)
-    hidden = view.mask
+    seen_with_block = view.seen_with_block
     for query in range(BLOCK):
         at = ring.position + query
         seen = {slot for slot, position in held.items() if at - position < WINDOW}
-        assert set(np.flatnonzero(hidden[query, :SLOTS] == 0)) == seen
-        assert not hidden[query, SLOTS:].any(), "the block sees all of itself, rows ahead included"
+        assert set(np.flatnonzero(view.seen[query])) == seen
+        assert set(np.flatnonzero(seen_with_block[query, :SLOTS])) == seen
+        assert seen_with_block[query, SLOTS:].all(), (
+            "the block sees all of itself, rows ahead included"
+        )
 
 
 @FORMS

@@ -1,6 +1,7 @@
 """Attention, gate, norm and rotation by hand, in both forms, and both models."""
 
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -8,10 +9,11 @@ import pytest
 
 from lse_mlx.drafters.dflash2 import DFlash2Config
 from lse_mlx.drafters.dflash2.model import DFlash2Model
-from lse_mlx.drafters.dflash2.operations import Operations
+from lse_mlx.drafters.dflash2.operations import Operations, device_operations
 from lse_mlx.drafters.dflash2.ring import ContextRing
 from lse_mlx.drafters.dflash2.rotation import Rotation
 from lse_mlx.drafters.dflash2.weights import DFlash2Weights
+from lse_mlx.kernels.registry import Registry
 from lse_mlx.kernels.sliding_attention import RingView
 from tests.drafters.forms import FORMS
 from tests.drafters.reference_dflash2 import ReferenceDrafter
@@ -25,6 +27,7 @@ from tests.drafters.tiny_dflash2 import (
     tiny_target,
     tiny_tensors,
 )
+from tests.kernels.modes import assert_same_bits
 
 
 @FORMS
@@ -75,6 +78,24 @@ def test_gate(form: Operations) -> None:
     gate_up = mx.array([[0.0, 1.0, -200.0, 30.0, 3.0, 2.0, 5.0, -1.0]])
     expected = [0.0, 2 / (1 + np.exp(-1.0)), 0.0, -30.0]
     np.testing.assert_allclose(np.array(form.gate(form.own(gate_up)))[0], expected, atol=1e-6)
+
+
+def test_the_gate_of_a_device_is_one_fused_function_that_is_counted() -> None:
+    """Compiled once, whatever the rows; the bits of the same arithmetic, one operation after another."""
+
+    def build(**text: Any) -> Any:
+        raise AssertionError(text["name"])
+
+    registry = Registry("metal", build)
+    fused, plain = device_operations(registry), device_operations(Registry("reference"))
+    values = np.random.default_rng(2).standard_normal((8, 2 * 24)).astype(np.float32)
+    for rows in (1, 8, 3):
+        gate_up = mx.array(4 * values[:rows])
+        out = np.array(fused.gate(gate_up))
+        assert_same_bits(np.array(plain.gate(gate_up)), out)
+        gate, up = np.split(4 * values[:rows].astype(np.float64), 2, axis=1)
+        np.testing.assert_allclose(out, gate / (1 + np.exp(-gate)) * up, rtol=2e-6)
+    assert [c.name for c in registry.compilations] == ["gated"]
 
 
 @FORMS

@@ -6,6 +6,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from lse_mlx.selftest.definitions import affine_matrix
+
 Doubles = NDArray[np.float64]
 
 UNIT = {mx.float32: 2.0**-24, mx.bfloat16: 2.0**-8, mx.float16: 2.0**-11}
@@ -56,13 +58,9 @@ class Codes:
         return cls(mx.array(words), parts[0], parts[1], bits, group_size)
 
     def dense(self) -> Doubles:
-        """The matrix in float64: scale * code + bias, unpacked by hand, lowest bits first."""
-        words, per_word = np.array(self.weight), 32 // self.bits
-        shifts = np.arange(per_word, dtype=np.uint32) * self.bits
-        codes = (words[..., None] >> shifts) & ((1 << self.bits) - 1)
-        codes = codes.reshape(len(words), -1, self.group_size).astype(np.float64)
-        scales, biases = (as_doubles(a)[..., None] for a in (self.scales, self.biases))
-        return (codes * scales + biases).reshape(len(words), -1)
+        """The matrix in float64."""
+        scales, biases = as_doubles(self.scales), as_doubles(self.biases)
+        return affine_matrix(np.array(self.weight), scales, biases, self.bits, self.group_size)
 
 
 def normal(*shape: int, dtype: mx.Dtype = mx.float32, seed: int = 0) -> mx.array:

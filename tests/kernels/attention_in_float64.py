@@ -1,4 +1,4 @@
-"""Attention by its definition, one query at a time in float64, and arrays that hold NaN elsewhere."""
+"""Rows to attend to and what comes of them in float64, in arrays that hold NaN elsewhere."""
 
 from dataclasses import dataclass
 
@@ -6,14 +6,10 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from lse_mlx.kernels.sliding_attention import RingView
+from lse_mlx.selftest.definitions import attention
+
 Rows = NDArray[np.float64]
-
-
-def attend_one(query: Rows, keys: Rows, values: Rows, scale: float) -> Rows:
-    """softmax(scale * keys @ query) @ values: query [D], keys and values [n, D]."""
-    scores = scale * (keys @ query)
-    weights = np.exp(scores - scores.max())
-    return weights @ values / weights.sum()
 
 
 @dataclass(frozen=True)
@@ -38,23 +34,18 @@ class Window:
     def live(self) -> int:
         return self.keys.shape[1] - self.rows
 
+    def view(self) -> RingView:
+        """What the project's own functions are told of it."""
+        return RingView(self.position, self.live, self.window, self.slots, self.rows)
+
     def expected(self) -> Rows:
         """[rows, heads * D], by the definition."""
-        rows, heads, head_dim = self.queries.shape
-        group = heads // len(self.keys)
-        out = np.zeros(self.queries.shape)
-        for i in range(rows):
-            committed = np.arange(self.position - self.live, self.position)
-            seen = np.concatenate([self.position + i - committed < self.window, [True] * rows])
-            for h in range(heads):
-                kv = h // group
-                out[i, h] = attend_one(
-                    self.queries[i, h],
-                    self.keys[kv, seen],
-                    self.values[kv, seen],
-                    head_dim**-0.5,
-                )
-        return out.reshape(rows, -1)
+        rows = self.rows
+        at = self.position + np.arange(rows)
+        committed = np.arange(self.position - self.live, self.position)
+        in_window = at[:, None] - committed < self.window
+        seen = np.concatenate([in_window, np.ones((rows, rows), bool)], axis=1)
+        return attention(self.queries, self.keys, self.values, seen).reshape(rows, -1)
 
     def arrays(self) -> tuple[mx.array, mx.array, mx.array]:
         """Queries, ring and block, fp32. What is not live is NaN, the slots behind the ring too."""
@@ -99,15 +90,9 @@ def causal(
     queries: Rows, keys: Rows, values: Rows, length: int, scale: float | None = None
 ) -> Rows:
     """[heads, rows, D]: row i sees keys 0..length - rows + i. Shapes without the batch of one."""
-    heads, rows, head_dim = queries.shape
-    group = heads // len(keys)
-    out = np.zeros(queries.shape)
-    for h in range(heads):
-        for i in range(rows):
-            end = length - rows + i + 1
-            held = keys[h // group, :end], values[h // group, :end]
-            out[h, i] = attend_one(queries[h, i], *held, scale or head_dim**-0.5)
-    return out
+    rows = queries.shape[1]
+    seen = np.arange(keys.shape[1]) <= length - rows + np.arange(rows)[:, None]
+    return attention(queries.swapaxes(0, 1), keys, values, seen, scale).swapaxes(0, 1)
 
 
 def as_mx(x: Rows, dtype: mx.Dtype = mx.float32) -> mx.array:

@@ -1,4 +1,4 @@
-"""Random rows for the gated delta rule, and the rule itself in float64."""
+"""Random rows for the gated delta rule, and what comes of them in float64."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lse_mlx.kernels.gated_delta_verify import DeltaRows
+from lse_mlx.selftest.definitions import delta_rule
 from tests.states import in_numpy
 
 F64 = NDArray[np.float64]
@@ -51,28 +52,5 @@ def cut(rows: DeltaRows, start: int, stop: int) -> DeltaRows:
 
 def in_float64(rows: DeltaRows, state: mx.array) -> tuple[F64, F64]:
     """Outputs [rows, Hv, Dv] and the state [Hv, Dv, Dk] after `rows`."""
-    _, hv, dv, dk = state.shape
-    mixed, decay, beta = (in_numpy(a)[0].astype(np.float64) for a in rows.arrays())
-    keys = (mixed.shape[-1] - hv * dv) // 2
-    q, k, v = np.split(mixed, [keys, 2 * keys], axis=-1)
-
-    def unit(x: F64) -> F64:
-        x = x.reshape(len(x), -1, dk)
-        return x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True) + 1e-6)
-
-    v = v.reshape(len(v), hv, dv)
-    return rule(unit(q) / np.sqrt(dk), unit(k), v, decay, beta, in_numpy(state)[0])
-
-
-def rule(q: F64, k: F64, v: F64, g: F64, beta: F64, state: NDArray) -> tuple[F64, F64]:
-    """S <- g S + beta (v - g S k) k^T and y = S q, head by head and row by row."""
-    s = state.astype(np.float64)
-    y = np.zeros(v.shape)
-    for h in range(v.shape[1]):
-        of_key = h // (v.shape[1] // k.shape[1])
-        for i in range(len(v)):
-            key = k[i, of_key]
-            decayed = g[i, h] * s[h]
-            s[h] = decayed + beta[i, h] * np.outer(v[i, h] - decayed @ key, key)
-            y[i, h] = s[h] @ q[i, of_key]
-    return y, s
+    arrays = [in_numpy(a)[0] for a in (*rows.arrays(), state)]
+    return delta_rule(*arrays, eps=1e-6)  # as mlx-lm has it

@@ -1,7 +1,6 @@
 """Runs a kernel's text in every mode of the host harness; all must agree to the last bit."""
 
 from collections.abc import Callable
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -25,7 +24,7 @@ needs_compiler = pytest.mark.skipif(why_not_here() is not None, reason=str(why_n
 
 def own_registry(build: Build) -> Registry:
     """A registry that runs every kernel by `build`, and never stock MLX."""
-    return Registry("metal", build=_asked_once(build), choices=Choices(mode="own"))
+    return Registry("metal", build=build, choices=Choices(mode="own"), timed=False)
 
 
 def in_every_mode(run: Callable[[Registry], list[mx.array]]) -> list[np.ndarray]:
@@ -63,26 +62,3 @@ def _bits(array: np.ndarray) -> np.ndarray:
 
 def _numpy(array: mx.array) -> np.ndarray:
     return np.array(array.astype(mx.float32) if array.dtype == mx.bfloat16 else array)
-
-
-def _asked_once(build: Build) -> Build:
-    """The registry runs a new variant twice, to time its compilation: here the second answer is
-    the first again."""
-
-    def build_once(**text: Any) -> Callable[..., list[mx.array]]:
-        call = build(**text)
-        answered: list[tuple[list[mx.array], dict[str, Any], list[mx.array]]] = []
-
-        def run(*, inputs: list[mx.array], **arguments: Any) -> list[mx.array]:
-            if answered:
-                inputs_then, arguments_then, outputs = answered.pop()
-                same_inputs = list(map(id, inputs_then)) == list(map(id, inputs))
-                if same_inputs and arguments_then == arguments:
-                    return outputs
-            outputs = call(inputs=inputs, **arguments)
-            answered.append((list(inputs), arguments, outputs))
-            return outputs
-
-        return run
-
-    return build_once

@@ -16,11 +16,12 @@ from lse_mlx.kernels.skinny_qmm import skinny_qmm
 from lse_mlx.kernels.sliding_attention import sliding_attention
 from lse_mlx.kernels.topk import topk
 from lse_mlx.kernels.verify_attention import verify_attention
+from lse_mlx.selftest.definitions import best
 from tests.kernels.affine import Codes
 from tests.kernels.attention_in_float64 import as_float64, causal, random_window
 from tests.kernels.delta_rows import Heads, random_rows
 from tests.kernels.mutations import Check
-from tests.kernels.sorted_rows import Rows, best_by_full_sort, edges, planted
+from tests.kernels.sorted_rows import Rows, edges, planted
 from tests.kernels.variants import LastForm
 
 Run = Callable[[Registry], Sequence[mx.array]]
@@ -91,9 +92,7 @@ def _one_a_chunk() -> Rows:
 def _best(logits: Rows, k: int, dtype: mx.Dtype = mx.float32) -> Check:
     given = mx.array(logits).astype(dtype)
     stored = np.array(given.astype(mx.float32))
-    return Check(
-        lambda registry: topk(registry, given, k), cache(lambda: best_by_full_sort(stored, k))
-    )
+    return Check(lambda registry: topk(registry, given, k), cache(lambda: best(stored, k)))
 
 
 # ---- selector
@@ -206,10 +205,9 @@ def ring_attention() -> list[Check]:
 def _slide(*, group: int, size: float = 1, **shape: int) -> Check:
     block = random_window(1, heads=2 * group, kv_heads=2, **shape)
     block = replace(block, queries=(size * block.queries).astype(np.float32).astype(np.float64))
-    where = {name: shape[name] for name in ("position", "live", "window", "slots")}
 
     def run(registry: Registry) -> list[mx.array]:
-        return [sliding_attention(registry, *block.arrays(), **where)]
+        return [sliding_attention(registry, *block.arrays(), block.view())]
 
     return Check(run, cache(lambda: [block.expected()]), 2e-5 * size)
 

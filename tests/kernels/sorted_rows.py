@@ -1,18 +1,9 @@
-"""Rows of logits whose best are hard to order, and their order by one full stable sort in NumPy."""
+"""Rows of logits whose best are hard to order."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 Rows = NDArray[np.float32]
-
-
-def best_by_full_sort(logits: Rows, k: int) -> tuple[Rows, NDArray[np.int64]]:
-    """The k best of each row and their columns: NaN first, then descending, equal ones by column."""
-    # lexsort sorts by its last key first, is stable, and takes -0 for 0.
-    isnan = np.isnan(logits)
-    descending = -np.where(isnan, np.float32(0), logits)
-    columns = np.stack([np.lexsort((d, ~n)) for d, n in zip(descending, isnan, strict=True)])[:, :k]
-    return np.take_along_axis(logits, columns, axis=1), columns
 
 
 def waves() -> Rows:

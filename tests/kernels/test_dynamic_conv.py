@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from lse_mlx.kernels.dynamic_conv import dynamic_conv
 from lse_mlx.kernels.registry import Registry
+from lse_mlx.selftest.definitions import convolution
 from tests.kernels.modes import assert_same_bits, in_every_mode, needs_compiler, own_registry
 from tests.metal_host.host import MetalHost
 
@@ -46,21 +47,6 @@ FORMS = pytest.mark.parametrize(
 )
 
 
-def exact(x: Floats, base: Floats, dynamic: Floats, side: int) -> NDArray[np.float64]:
-    """Value by value, in float64."""
-    rows, width = x.shape
-    sides, taps, groups, channels = base.shape
-    y = np.zeros((rows, width))
-    for t in range(rows):
-        d = dynamic[t].astype(np.float64).reshape(sides, taps, groups)
-        for c in range(width):
-            group, place = divmod(c, channels)
-            for tap in range(min(taps, t + 1)):
-                weight = base[side, tap, group, place] + d[side, tap, group]
-                y[t, c] += weight * x[t - tap, c]
-    return y
-
-
 def waves(rows: int, groups: int, channels: int, seed: int = 0) -> tuple[Floats, Floats, Floats]:
     rng = np.random.default_rng([seed, rows, groups])
 
@@ -95,7 +81,7 @@ def test_small_blocks(form: Form, rows: int) -> None:
         given = waves(rows, groups=5, channels=4, seed=seed)
         kept = [array.copy() for array in given]
         y = form(*given, side)
-        np.testing.assert_allclose(y, exact(*given, side), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(y, convolution(*given, side), rtol=0, atol=1e-6)
         assert y.dtype == np.float32
         for array, before in zip(given, kept, strict=True):
             np.testing.assert_array_equal(array, before)
@@ -104,7 +90,7 @@ def test_small_blocks(form: Form, rows: int) -> None:
 @FORMS
 def test_a_block_of_a_27b_drafter(form: Form) -> None:
     given = waves(8, groups=320, channels=16)
-    np.testing.assert_allclose(form(*given, 1), exact(*given, 1), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(form(*given, 1), convolution(*given, 1), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(

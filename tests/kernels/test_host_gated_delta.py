@@ -13,7 +13,7 @@ from lse_mlx.kernels.host_gated_delta import (
     host_fold_rows,
     host_gated_delta_verify,
 )
-from tests.kernels.delta_rows import rule
+from lse_mlx.selftest.definitions import recurrence
 
 Array = NDArray[np.float32]
 ROWS = 8
@@ -69,7 +69,7 @@ def test_outputs_and_state_follow_the_recurrence(n: int, n_pending: int, hk: int
     x = draw(n + n_pending, hk, hv)
     y, after = x.verify(n_pending, n + n_pending, n_pending, x.state, True)
     arrays = (a[0].astype(np.float64) for a in (x.q, *x.rows.arrays()))
-    expected_y, expected = rule(*arrays, x.state[0])
+    expected_y, expected = recurrence(*arrays, x.state[0])
     np.testing.assert_allclose(y[0], expected_y[n_pending:], atol=2e-6, rtol=1e-5)
     np.testing.assert_allclose(after[0], expected, atol=2e-6, rtol=1e-5)
 

@@ -1,14 +1,12 @@
 """`in_every_mode` finds what makes a kernel's result depend on how it is compiled or scheduled."""
 
-from typing import Any
-
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from lse_mlx.kernels.registry import Registry
-from tests.kernels.modes import assert_same_bits, in_every_mode, needs_compiler, own_registry
-from tests.metal_host.host import HostError, MetalHost
+from tests.kernels.modes import assert_same_bits, in_every_mode, needs_compiler
+from tests.metal_host.host import HostError
 
 WHO = "uint i = thread_position_in_grid.x; "
 
@@ -59,30 +57,6 @@ def test_a_race_that_changes_nothing() -> None:
     body = "threadgroup float t[64]; t[i] = 1; o[i] = t[63 - i];"
     with pytest.raises(HostError, match=r"race|uninitialised"):
         in_every_mode(lambda registry: launch(registry, body))
-
-
-@needs_compiler
-def test_the_registrys_second_run_costs_nothing() -> None:
-    host = MetalHost()
-    registry = own_registry(host.metal_kernel)
-    assert registry.build is not None
-    kernel = registry.build(name="k", input_names=["x"], output_names=["o"], source="o[0] = x[0];")
-    x = mx.ones(8)
-
-    def run(array: mx.array) -> Any:
-        return kernel(
-            inputs=[array],
-            grid=(1, 1, 1),
-            threadgroup=(1, 1, 1),
-            output_shapes=[(1,)],
-            output_dtypes=[mx.float32],
-        )
-
-    assert run(x)[0].item() == run(x)[0].item() == 1
-    assert len(host.launches) == 1
-    run(x)
-    run(mx.zeros(8))
-    assert len(host.launches) == 3
 
 
 def test_bits_are_compared() -> None:

@@ -1,4 +1,8 @@
-"""Every kernel on this machine's GPU, by Metal or CUDA alike: `pytest -m gpu tests/kernels`."""
+"""Every kernel on this machine's GPU, by Metal or CUDA alike: `pytest -m gpu tests/kernels`.
+
+The checks are those of `lse-mlx selftest`. Here they also run in fp16, once more for the same bits,
+and against the host harness.
+"""
 
 import mlx.core as mx
 import numpy as np
@@ -6,14 +10,19 @@ import pytest
 
 from lse_mlx.kernels.choices import Choices
 from lse_mlx.kernels.registry import Registry
-from tests.kernels.device_cases import FLOATS, Case, Product, cases, multiply, normal
+from lse_mlx.selftest.checks import Check, Outcome
+from lse_mlx.selftest.report import kernel_checks
+from lse_mlx.selftest.values import dtype_name, value_checks
 from tests.kernels.modes import assert_same_bits, needs_compiler, own_registry
-from tests.metal_host.host import HostOptions, MetalHost
+from tests.metal_host.host import MetalHost
 
 pytestmark = pytest.mark.gpu
 
-CASES = cases()
-SAME_BITS = [case for case in CASES if case.same_bits]
+FLOATS = (mx.float32, mx.bfloat16, mx.float16)
+HALVES = pytest.mark.parametrize("half", FLOATS[1:], ids=dtype_name)
+
+EXACT = {"topk", "selector", "dynamic_conv", "gated_delta_verify", "skinny_qmm"}
+"""Kernels of nothing but exact fma, sums, products, divisions and roots in a fixed order."""
 
 
 @pytest.fixture(autouse=True)
@@ -29,56 +38,50 @@ def device() -> Registry:
     return Registry.for_device(Choices(mode="own"), required=True)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_kernel_gives_what_its_reference_gives(case: Case, device: Registry) -> None:
-    got = [_numpy(array) for array in case.run(device)]
-    with mx.stream(mx.cpu):
-        wanted = [_numpy(array) for array in case.expected()]
+@HALVES
+def test_every_check_of_the_selftest_passes(half: mx.Dtype, device: Registry) -> None:
+    outcomes = [outcome for check in kernel_checks(device, half) for outcome in check.run(device)]
+    assert [_said(outcome) for outcome in outcomes if outcome.status != "passed"] == []
+    assert {o.served for o in outcomes} == {device.form, "stock"}
 
-    assert [a.shape for a in got] == [a.shape for a in wanted]
-    for a, b in zip(got, wanted, strict=True):
-        if a.dtype.kind != "f":
-            np.testing.assert_array_equal(a, b)
-            continue
-        largest = np.abs(b[np.isfinite(b)], dtype=np.float64).max(initial=1.0)
-        np.testing.assert_allclose(a, b, rtol=0, atol=case.tolerance * largest)
+
+@HALVES
+def test_a_second_call_gives_the_same_bits_and_compiles_nothing(
+    half: mx.Dtype, device: Registry
+) -> None:
+    for check in kernel_checks(device, half):
+        for form in check.forms:
+            first = _run(check, form, device)
+            compiled = device.counts().jit_compiles
+            again = _run(check, form, device)
+            assert device.counts().jit_compiles == compiled, check.name
+            for n, (a, b) in enumerate(zip(again, first, strict=True)):
+                assert_same_bits(b, a, f"{check.subject}, {check.name}, output {n}")
 
 
 @needs_compiler
-@pytest.mark.parametrize("case", SAME_BITS, ids=str)
-def test_the_device_and_the_host_harness_agree_to_the_bit(case: Case, device: Registry) -> None:
-    got = [_numpy(array) for array in case.run(device)]
-    with mx.stream(mx.cpu):
-        harness = own_registry(MetalHost(HostOptions()).metal_kernel)
-        wanted = [_numpy(array) for array in case.run(harness)]
-
-    for n, (a, b) in enumerate(zip(got, wanted, strict=True)):
-        assert_same_bits(b, a, f"output {n}")
-
-
-def test_a_second_call_gives_the_same_bits_and_compiles_nothing(device: Registry) -> None:
-    for case in CASES:
-        first = [_numpy(array) for array in case.run(device)]
-        compiled = device.counts().jit_compiles
-        again = [_numpy(array) for array in case.run(device)]
-
-        assert device.counts().jit_compiles == compiled, str(case)
-        for n, (a, b) in enumerate(zip(again, first, strict=True)):
-            assert_same_bits(b, a, f"{case}, output {n}")
+@HALVES
+def test_the_device_and_the_host_harness_agree_to_the_bit(half: mx.Dtype, device: Registry) -> None:
+    harness = own_registry(MetalHost().metal_kernel)
+    for check in value_checks(device, half):
+        # A matrix instruction adds up in an order that Metal does not tell.
+        for form in set(check.forms) - {"matrix"} if check.subject in EXACT else ():
+            got = _run(check, form, device)
+            with mx.stream(mx.cpu):
+                wanted = _run(check, form, harness)
+            for n, (a, b) in enumerate(zip(got, wanted, strict=True)):
+                assert_same_bits(b, a, f"{check.subject}, {check.name}, output {n}")
 
 
-@pytest.mark.parametrize(("bits", "dtype"), [(4, mx.bfloat16), (8, mx.float32)], ids=str)
-def test_a_row_of_a_product_does_not_depend_on_the_others(
-    bits: int, dtype: mx.Dtype, device: Registry
-) -> None:
-    product = Product(1024, 300, dtype, bits, 64)
-    x = normal(0, (8, product.width), dtype)
-    [eight] = [_numpy(y) for y in multiply(product, x, device)]
+def _said(outcome: Outcome) -> str:
+    return f"{outcome.subject}, {outcome.name}: {outcome.error} {outcome.why}"
 
-    for rows in range(1, 8):
-        for first in (0, 8 - rows):
-            [y] = multiply(product, x[first : first + rows], device)
-            assert_same_bits(eight[first : first + rows], _numpy(y), f"{rows} rows from {first}")
+
+def _run(check: Check, form: str, registry: Registry) -> list[np.ndarray]:
+    if not form:
+        return [_numpy(array) for array in check.arrays(registry)]
+    with registry.choices.forcing(form):
+        return [_numpy(array) for array in check.arrays(registry)]
 
 
 PROBE = """

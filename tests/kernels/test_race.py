@@ -1,80 +1,33 @@
 """Races: who may win, by a scripted timer. Nothing here measures a time."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from lse_mlx.errors import KernelError
 from lse_mlx.kernels.choices import STOCK, Choices
 from lse_mlx.kernels.race import (
     MARGIN,
     PASSES,
     ROUNDS,
-    Contest,
     RaceResult,
+    compare,
     device_timer,
     race,
     race_all,
     winners,
 )
+from tests.kernels.track import Track
 from tests.tiny_models import on_cpu
-
-SHAPE = "3x4x4 4-bit"
 
 
 @pytest.fixture(autouse=True)
 def cpu():
     with on_cpu():
         yield
-
-
-@dataclass
-class Track:
-    """An operation y = W x in forms that are off by what `wrong` says, and a clock of its own.
-
-    seconds: what a chain of each form takes, round by round, the warm-up round first; or always
-    calls:   (form, weight, input) of every call
-    """
-
-    seconds: dict[str, float | Sequence[float]]
-    wrong: dict[str, float] = field(default_factory=dict)
-    broken: str = ""
-    choices: Choices = field(default_factory=lambda: Choices("stock"))
-    calls: list[tuple[str, int, mx.array]] = field(default_factory=list)
-    runs: list[str] = field(default_factory=list)
-
-    def contest(self, shape: str = SHAPE, weights: int = 2) -> Contest:
-        own = tuple(form for form in self.seconds if form != STOCK)
-
-        def step(weight: int) -> Callable[[mx.array], mx.array]:
-            matrix = mx.array(np.random.default_rng(weight).standard_normal((4, 4), np.float32))
-
-            def run(x: mx.array) -> mx.array:
-                form = self.choices.form("product", shape, own)
-                if form == self.broken:
-                    raise KernelError("The kernel product does not run on this device.")
-                self.calls.append((form, weight, x))
-                return x @ matrix * (1 + self.wrong.get(form, 0.0))
-
-            return run
-
-        return Contest(
-            "product", shape, own, mx.ones((3, 4)), list(map(step, range(weights))), 1e-3
-        )
-
-    def timer(self, chain: Callable[[], mx.array]) -> float:
-        mx.eval(chain())
-        form = self.calls[-1][0]
-        self.runs.append(form)
-        scripted = self.seconds[form]
-        return scripted if isinstance(scripted, float) else scripted[self.runs.count(form) - 1]
-
-    def race(self, **options: int) -> RaceResult:
-        return race(self.contest(**options), self.choices, self.timer)
 
 
 def test_the_fastest_form_wins_and_times_are_of_one_call():
@@ -157,6 +110,15 @@ def test_a_form_that_does_not_run_loses():
     assert result.refused == {"simd": "The kernel product does not run on this device."}
 
 
+def test_numbers_are_compared_without_a_race():
+    track = Track({STOCK: 9.0, "simd": 1.0, "matrix": 5.0}, wrong={"simd": 0.01})
+    result = compare(track.contest(), track.choices)
+    assert (result.winner, result.microseconds) == (STOCK, {})
+    assert result.refused.keys() == {"simd"}
+    assert result.errors.keys() == {"simd", "matrix"}
+    assert track.runs == []
+
+
 def test_races_end_when_the_time_is_over():
     track = Track({STOCK: 2.0, "simd": 1.0})
     contests = [track.contest(f"{rows}x4x4 4-bit") for rows in range(1, 9)]
@@ -179,7 +141,7 @@ def result(rows: int, winner: str, refused: str = "", **microseconds: float) -> 
         f"{rows}x4x4 4-bit",
         winner,
         microseconds,
-        {},
+        {form: 0.0 for form in microseconds if form != STOCK},
         {refused: "wrong"} if refused else {},
     )
 
@@ -209,6 +171,16 @@ def test_a_form_refused_at_one_row_count_is_not_the_exact_one():
         ]
     )
     assert found["product *x4x4 4-bit"] == "matrix"
+
+
+def test_forms_that_were_only_compared_count_for_exact_in_their_order():
+    errors = {"simd": 0.0, "matrix": 0.0}
+    compared = RaceResult("product", "8x4x4 4-bit", STOCK, {}, errors, {})
+    assert winners([compared])["product *x4x4 4-bit"] == "simd"
+    raced = result(1, "matrix", stock=9, simd=8, matrix=5)
+    assert winners([raced, compared])["product *x4x4 4-bit"] == "matrix"
+    wrong = replace(compared, refused={"simd": "wrong"})
+    assert winners([wrong])["product *x4x4 4-bit"] == "matrix"
 
 
 def test_a_real_chain_is_computed():

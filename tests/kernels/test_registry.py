@@ -9,7 +9,7 @@ import pytest
 
 from lse_mlx.errors import KernelError
 from lse_mlx.kernels.kernel_text import kernel_folder
-from lse_mlx.kernels.registry import Kernel, KernelCounts, Registry
+from lse_mlx.kernels.registry import DoesNotRun, Kernel, KernelCounts, Registry
 from tests.tiny_models import on_cpu
 
 TEXT = min(path.stem for path in kernel_folder().glob("*.metal"))
@@ -147,15 +147,64 @@ def test_a_later_use_runs_once_and_waits_for_nothing(registry: Registry, recorde
     )
 
 
+def test_without_timing_a_first_use_runs_once(recorder: Recorder):
+    registry = Registry("metal", recorder.build, timed=False)
+    double(registry, mx.ones((8,)))
+    assert len(recorder.calls) == 1
+    assert len(registry.compilations) == 1
+
+
 def test_a_kernel_that_does_not_compile_is_one_sentence_and_is_tried_again(
     registry: Registry, recorder: Recorder
 ):
     recorder.fault = RuntimeError("[metal::Device] Unable to build metal library. More lines.")
-    with pytest.raises(KernelError, match="Unable to build metal library"):
+    with pytest.raises(DoesNotRun, match="Unable to build metal library"):
         double(registry, mx.ones((8,)))
-    assert registry.counts().jit_compiles == 0
+    assert registry.counts() == KernelCounts()
     recorder.fault = None
     assert is_new(registry, mx.ones((8,)))
+
+
+def served(registry: Registry, fits: bool = True) -> str:
+    """Which of the two did it."""
+
+    def kernel() -> str:
+        double(registry, mx.ones((8,)))
+        return "kernel"
+
+    return registry.serve(TEXT, fits, kernel, lambda: "reference")
+
+
+def test_a_kernel_serves_what_it_takes_and_the_reference_the_rest(registry: Registry):
+    assert served(registry) == "kernel"
+    assert served(registry, fits=False) == "reference"
+    assert served(Registry("reference")) == "reference"
+    assert registry.forms() == {TEXT: {"metal": 1, "reference": 1}}
+    assert registry.refused == {}
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("No such function."), ValueError("Too large.")])
+def test_a_kernel_that_the_device_refuses_is_asked_once_and_then_its_reference(
+    registry: Registry, recorder: Recorder, fault: Exception
+):
+    recorder.fault = fault
+    assert served(registry) == "reference"
+    assert str(fault).rstrip(".") in registry.refused[TEXT]
+    recorder.fault, asked = None, len(recorder.calls)
+    assert served(registry) == "reference"
+    assert len(recorder.calls) == asked
+    assert registry.forms() == {TEXT: {"reference": 2}}
+
+
+def test_a_kernel_that_the_device_refuses_is_an_error_where_kernels_are_required(
+    recorder: Recorder,
+):
+    strict = Registry("metal", recorder.build, required=True)
+    recorder.fault = RuntimeError("No such function.")
+    with pytest.raises(KernelError, match="No such function"):
+        served(strict)
+    with pytest.raises(KernelError, match="no form for these shapes"):
+        served(strict, fits=False)
 
 
 def test_the_forms_that_served_are_counted(registry: Registry):

@@ -15,6 +15,7 @@ from lse_mlx.drafters.dflash2.walk import greedy_walk
 from lse_mlx.errors import DraftError
 from lse_mlx.kernels.registry import Registry
 from lse_mlx.kernels.selector import MALFORMED, NOT_FINITE, path_reference, select
+from lse_mlx.selftest.definitions import selector_scores, walk
 from tests.kernels.modes import assert_same_bits, in_every_mode, needs_compiler, own_registry
 from tests.metal_host.host import MetalHost
 
@@ -87,7 +88,8 @@ def exact_scores(block: Block) -> tuple[NDArray[np.float64], NDArray[np.float64]
     """Scores in float64, and the sum of the terms' sizes."""
     asked = block.predecessors.astype(np.float64) * block.gates[:, None]
     terms = asked[:, :, None] * block.successors[:, None]
-    return terms.sum(-1) + block.logits[:, None], np.abs(terms).sum(-1)
+    exact = selector_scores(block.logits, block.predecessors, block.gates, block.successors)
+    return exact, np.abs(terms).sum(-1)
 
 
 def assert_within_bound(scores: Floats, block: Block) -> None:
@@ -103,20 +105,7 @@ def assert_within_bound(scores: Floats, block: Block) -> None:
 
 def walk_by_hand(scores: Floats, ids: NDArray[np.int32]) -> list[int]:
     """Tokens and status as the contract words them."""
-    malformed = (ids < 0) | (ids >= VOCAB)
-    status, taken, path = MALFORMED if malformed.any() else 0, 0, []
-    for p in range(len(ids)):
-        row = scores[p, taken]
-        if not np.isfinite(row).all():
-            status |= NOT_FINITE
-            taken, token = 0, 0
-        else:
-            taken = min(range(len(row)), key=lambda b: (-row[b], ids[p, b], b))
-            token = int(ids[p, taken])
-            if malformed[p, taken]:
-                taken, token = 0, 0
-        path.append(token)
-    return [*path, status]
+    return walk(scores, ids, VOCAB)
 
 
 Form = Callable[[Block], tuple[Floats, list[int]]]

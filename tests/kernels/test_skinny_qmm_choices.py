@@ -1,5 +1,7 @@
 """Which products the kernels take, and what serves the others."""
 
+from dataclasses import replace
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -9,12 +11,13 @@ from lse_mlx.errors import KernelError
 from lse_mlx.kernels.choices import Choices, Mode
 from lse_mlx.kernels.registry import Build, Registry
 from lse_mlx.kernels.row_tiles import in_tiles
-from lse_mlx.kernels.skinny_qmm import has_form, own_forms, skinny_qmm
+from lse_mlx.kernels.skinny_qmm import QuantizedProduct, own_forms, skinny_qmm
+from tests.dice_pair import dice
 from tests.kernels.affine import Codes, as_doubles, assert_within_rounding, normal
 from tests.kernels.modes import needs_compiler
 from tests.metal_host.host import MetalHost
 
-SHAPE = "3x320x21 4-bit"
+SHAPE = "3x320x21 4-bit in 64, float32/float32"
 
 
 def product(registry: Registry, x: mx.array, codes: Codes) -> mx.array:
@@ -76,15 +79,68 @@ def test_where_no_kernel_runs_mlx_serves_in_x_s_dtype() -> None:
     assert registry.served == {("skinny_qmm", "reference"): 2}
 
 
+def of(codes: Codes, registry: Registry | None = None) -> QuantizedProduct:
+    registry = registry or on_harness()
+    parts = (codes.weight, codes.scales, codes.biases)
+    return QuantizedProduct(registry, *parts, codes.bits, codes.group_size)
+
+
 def test_what_the_kernels_take() -> None:
-    codes, x = Codes.random(21, 320, 4), normal(1, 320)
-    scales, biases = codes.scales, codes.biases
-    assert has_form(x, scales, biases, 4, 64)
-    assert not has_form(x, scales, biases, 5, 64)
-    assert not has_form(x, scales, biases, 4, 16)
-    assert not has_form(x, scales, biases.astype(mx.bfloat16), 4, 64)
-    assert not has_form(x.astype(mx.int32), scales, biases, 4, 64)
-    assert not has_form(x[:0], scales, biases, 4, 64)
+    codes = Codes.random(21, 320, 4)
+    for dtype in (mx.float32, mx.bfloat16, mx.float16):
+        assert of(codes).has_form(dtype)
+    assert not of(codes).has_form(mx.int32)
+    assert not of(replace(codes, bits=5)).has_form(mx.float32)
+    assert not of(replace(codes, group_size=16)).has_form(mx.float32)
+    mixed = replace(codes, biases=codes.biases.astype(mx.bfloat16))
+    assert not of(mixed).has_form(mx.float32)
+
+
+def test_a_matrix_of_a_few_words_is_stocks() -> None:
+    """MLX passes fewer than eight elements in another address space than the kernels read."""
+    registry = on_harness()
+    codes, x = Codes.random(1, 32, 4, 32), normal(2, 32)
+    assert codes.weight.size == 4
+    y = of(codes, registry)(x)
+    assert_within_rounding(np.array(y), as_doubles(x), codes.dense(), mx.float32)
+    assert registry.served == {("skinny_qmm", "reference"): 1}
+    assert of(Codes.random(1, 64, 4, 32)).has_form(mx.float32)
+
+
+def test_a_shape_names_all_that_tells_kernels_apart() -> None:
+    codes = Codes.random(21, 320, 8, 32, mx.bfloat16)
+    assert of(codes).shape_name(3, mx.float16) == "3x320x21 8-bit in 32, float16/bfloat16"
+
+
+def test_a_kernel_that_does_not_run_is_served_by_stock_and_said() -> None:
+    codes, x = Codes.random(21, 320, 4), normal(3, 320)
+    registry = dice(refusing=("skinny_qmm",))
+    for _ in range(2):
+        y = of(codes, registry)(x)
+        assert_within_rounding(np.array(y), as_doubles(x), codes.dense(), mx.float32)
+    assert registry.served == {("skinny_qmm", "reference"): 2}
+    assert "threadgroup too large" in registry.refused["skinny_qmm"]
+    with registry.choices.forcing("matrix"):
+        of(codes, registry)(x)
+    assert registry.served["skinny_qmm_matrix", "metal"] == 1
+
+
+def test_an_exact_product_that_does_not_run_is_an_error() -> None:
+    """Stock's rows have other bits than those of a form that served before."""
+    registry = dice(exact=True, refusing=("skinny_qmm",))
+    with pytest.raises(KernelError, match="skinny_qmm does not run on this device"):
+        of(Codes.random(21, 320, 4), registry)(normal(3, 320))
+
+
+@needs_compiler
+def test_a_product_can_be_called_with_any_rows_and_dtype_in_turn() -> None:
+    codes = Codes.random(21, 320, 4)
+    product = of(codes)
+    for rows, dtype in [(1, mx.float32), (8, mx.bfloat16), (3, mx.float32), (1, mx.float32)]:
+        x = normal(rows, 320, dtype=dtype)
+        y = product(x)
+        assert y.dtype == dtype
+        assert_within_rounding(as_doubles(y), as_doubles(x), codes.dense(), dtype)
 
 
 def test_cuda_has_no_matrix_form() -> None:

@@ -1,6 +1,7 @@
 """Attention over the ring and the block: the check's shapes and data, against float64."""
 
 from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -8,7 +9,6 @@ import pytest
 
 from lse_mlx.kernels.registry import Registry
 from lse_mlx.kernels.sliding_attention import (
-    RingView,
     sliding_attention,
     sliding_attention_reference,
 )
@@ -24,16 +24,7 @@ def by_kernel(window: Window) -> Callable[[Registry], list[mx.array]]:
     queries, ring, block = window.arrays()
 
     def run(registry: Registry) -> list[mx.array]:
-        out = sliding_attention(
-            registry,
-            queries,
-            ring,
-            block,
-            window.position,
-            window.live,
-            window.window,
-            window.slots,
-        )
+        out = sliding_attention(registry, queries, ring, block, window.view())
         assert registry.counts().reference_calls == 0
         return [out]
 
@@ -42,8 +33,7 @@ def by_kernel(window: Window) -> Callable[[Registry], list[mx.array]]:
 
 def by_reference(window: Window) -> np.ndarray:
     queries, ring, block = window.arrays()
-    view = RingView(window.position, window.live, window.window, window.slots, window.rows)
-    return np.array(sliding_attention_reference(queries, ring, block, view))
+    return np.array(sliding_attention_reference(queries, ring, block, window.view()))
 
 
 def plain(window: Window) -> np.ndarray:
@@ -270,9 +260,43 @@ def test_other_head_sizes_are_served_by_the_reference_and_counted(head_dim: int)
     window = random_window(8, head_dim=head_dim, live=9, position=9, window=30, slots=9)
     registry = own_registry(MetalHost(HostOptions()).metal_kernel)
     queries, ring, block = window.arrays()
-    out = sliding_attention(registry, queries, ring, block, 9, 9, 30, 9)
+    out = sliding_attention(registry, queries, ring, block, window.view())
     assert_close(np.array(out), window, 5e-6)
     assert registry.served == {("sliding_attention", "reference"): 1}
+
+
+def test_a_device_that_cannot_compile_the_kernel_is_served_by_the_reference_and_counted() -> None:
+    def build(**text: Any) -> Callable[..., list[mx.array]]:
+        def launch(**arguments: Any) -> list[mx.array]:
+            raise RuntimeError("[metal::Device] Unable to build metal library from source")
+
+        return launch
+
+    window = random_window(8, head_dim=64, live=9, position=9, window=30, slots=9)
+    registry = Registry("metal", build)
+    for _ in range(2):
+        out = sliding_attention(registry, *window.arrays(), window.view())
+        assert_close(np.array(out), window, 5e-6)
+    assert registry.served == {("sliding_attention", "reference"): 2}
+
+
+def test_both_launches_are_given_one_scale() -> None:
+    """Rounded twice on its own, 1 / sqrt(D) can be another number."""
+    scales: list[float] = []
+
+    def build(**text: Any) -> Callable[..., list[mx.array]]:
+        at = text["input_names"].index("scale")
+
+        def launch(**how: Any) -> list[mx.array]:
+            scales.append(how["inputs"][at].item())
+            return [mx.zeros(shape) for shape in how["output_shapes"]]
+
+        return launch
+
+    for head_dim in range(32, 257, 32):
+        window = random_window(8, head_dim=head_dim, live=9, position=9, window=30, slots=9)
+        sliding_attention(own_registry(build), *window.arrays(), window.view())
+    assert scales == [float(np.float32(d**-0.5)) for d in range(32, 257, 32) for _ in range(2)]
 
 
 def test_the_split_of_the_reference_engine_on_a_cpu() -> None:

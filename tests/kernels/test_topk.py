@@ -13,8 +13,9 @@ from lse_mlx.errors import KernelError
 from lse_mlx.kernels.choices import Choices
 from lse_mlx.kernels.registry import Registry
 from lse_mlx.kernels.topk import CHUNKS, MERGE, NO_ID, stage_chunks, topk
+from lse_mlx.selftest.definitions import best
 from tests.kernels.modes import assert_same_bits, in_every_mode, needs_compiler, own_registry
-from tests.kernels.sorted_rows import Rows, best_by_full_sort, edges, more_edges, planted, waves
+from tests.kernels.sorted_rows import Rows, edges, more_edges, planted, waves
 from tests.metal_host.host import MetalHost
 
 Form = Callable[[Rows | mx.array, int], tuple[np.ndarray, np.ndarray]]
@@ -42,7 +43,7 @@ MODES = pytest.param(by_kernels_in_every_mode, id="every mode", marks=needs_comp
 
 def assert_best(form: Form, logits: Rows, k: int) -> None:
     values, ids = form(logits, k)
-    expected, columns = best_by_full_sort(logits, k)
+    expected, columns = best(logits, k)
     assert (values.dtype, ids.dtype) == (np.float32, np.int32)
     np.testing.assert_array_equal(ids, columns)
     assert_same_bits(expected, values, "values")
@@ -159,7 +160,7 @@ def test_the_widest_row(form: Form) -> None:
 @pytest.mark.parametrize("form", [REFERENCE, KERNELS])
 def test_bfloat16_is_widened(form: Form) -> None:
     logits = mx.array(planted(3, 1500, 1)).astype(mx.bfloat16)
-    expected, columns = best_by_full_sort(np.array(logits.astype(mx.float32)), 16)
+    expected, columns = best(np.array(logits.astype(mx.float32)), 16)
     values, ids = form(logits, 16)
     np.testing.assert_array_equal(ids, columns)
     assert_same_bits(expected, values, "values")
@@ -203,7 +204,7 @@ def test_what_serves_which_call() -> None:
     assert served(own, row.astype(mx.float16), 16) == {("topk", "reference"): 1}
     stock = Registry("metal", MetalHost().metal_kernel, Choices(mode="stock"))
     assert served(stock, row, 16) == {}, "stock MLX is no fallback"
-    winners = {"topk 1x1000, 16": "chunks"}
+    winners = {"topk 1x1000 float32, 16": "chunks"}
     raced = Registry("metal", MetalHost().metal_kernel, Choices(winners=winners))
     assert served(raced, row, 16) == {("topk_chunk", "metal"): 1, ("topk_merge", "metal"): 1}
     own.required = True

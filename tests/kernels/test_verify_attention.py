@@ -1,14 +1,23 @@
 """Attention of a pass at the end of a cache: against float64, and row by row to the bit."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from lse_mlx.kernels.choices import Choices
+from lse_mlx.errors import KernelError
+from lse_mlx.kernels.choices import Choices, any_rows
 from lse_mlx.kernels.registry import Registry
-from lse_mlx.kernels.verify_attention import partition_count, stock_attention, verify_attention
+from lse_mlx.kernels.verify_attention import (
+    launch_rows,
+    partition_count,
+    shape_name,
+    stock_attention,
+    verify_attention,
+)
 from tests.kernels.attention_in_float64 import as_float64, causal
 from tests.kernels.modes import assert_same_bits, in_every_mode, needs_compiler, own_registry
 from tests.metal_host.host import HostOptions, MetalHost
@@ -254,6 +263,86 @@ def test_other_head_sizes_are_served_by_the_reference_and_counted(head_dim: int)
     out = verify_attention(registry, held.queries, held.keys, held.values, 30, head_dim**-0.5)
     held.assert_close(numpy(out), 8)
     assert registry.served == {("verify_attention", "reference"): 1}
+
+
+@pytest.mark.parametrize("spoiled", ["queries", "keys", "values"])
+def test_arrays_of_unlike_dtypes_are_served_by_the_reference_and_counted(spoiled: str) -> None:
+    """A kernel has one type for all; stock MLX widens."""
+    held = cache(30, head_dim=64, dtype=mx.bfloat16)
+    arrays = {"queries": held.queries, "keys": held.keys, "values": held.values}
+    arrays[spoiled] = arrays[spoiled].astype(mx.float32)
+    registry = host_registry(Choices(mode="own"))
+    out = verify_attention(registry, **arrays, length=30, scale=64**-0.5)
+    assert registry.served == {("verify_attention", "reference"): 1}
+    np.testing.assert_allclose(numpy(out)[0], held.expected(8), rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.parametrize(("head_dim", "heads"), [(80, 6), (288, 6), (256, 49)])
+@pytest.mark.parametrize("rows", [1, 8, 20])
+def test_exact_decoding_is_refused_where_a_device_has_no_form_for_it(
+    head_dim: int, heads: int, rows: int
+) -> None:
+    held = cache(30, head_dim=head_dim, heads=heads, rows=20)
+    registry = host_registry(Choices(exact=True))
+    with pytest.raises(KernelError) as refused:
+        held.run(registry, rows)
+    message = str(refused.value)
+    assert f"{rows} rows, {heads}/1 heads of {head_dim}, bfloat16" in message
+    assert message.count(".") == 1
+    assert message.endswith("use another checkpoint.")
+    assert not registry.served
+
+
+def test_exact_decoding_on_a_cpu_is_the_references() -> None:
+    held = cache(30, head_dim=80, dtype=mx.float32)
+    registry = Registry("reference", choices=Choices(exact=True))
+    out = verify_attention(registry, held.queries, held.keys, held.values, 30, 80**-0.5)
+    held.assert_close(numpy(out), 8)
+
+
+def written_by_launches(length: int, rows: int) -> list[int]:
+    """How many bytes of partitions each launch of an exact pass would write, nothing computed."""
+    written: list[int] = []
+
+    def build(**text: Any) -> Callable[..., list[mx.array]]:
+        def launch(**how: Any) -> list[mx.array]:
+            if text["name"] == "verify_attention":
+                written.append(4 * int(np.prod(how["output_shapes"][0])))
+            return [mx.broadcast_to(mx.array(0.0), shape) for shape in how["output_shapes"]]
+
+        return launch
+
+    registry = Registry("metal", build, Choices(exact=True), timed=False)
+    queries = mx.broadcast_to(mx.array(0.0), (1, 24, rows, 256))
+    held = mx.broadcast_to(mx.array(0.0), (1, 4, length, 256))
+    assert verify_attention(registry, queries, held, held, length, 1.0).shape == queries.shape
+    return written
+
+
+def test_a_piece_of_a_prompt_writes_no_more_partitions_at_once_the_longer_the_cache() -> None:
+    """The target of the pair: at 262,144 keys, 64 rows at once would be 824 MB."""
+    of_row = 4 * 24 * 256  # bytes of one partition
+    assert written_by_launches(1_000, 130) == [of_row * 8 * 64] * 2 + [of_row * 8 * 2]
+    long = written_by_launches(262_144, 64)
+    assert len(long) == 8
+    assert max(long) <= of_row * partition_count(262_144) * 8 < 105e6
+    for length in (2_048, 4_096, 16_384, 65_536, 120_000):
+        written = written_by_launches(length, 64)
+        assert max(written) <= 64 * 2**20
+        assert sum(written) <= of_row * partition_count(length) * 64
+    assert [launch_rows(n, 24, 256) for n in (2_048, 10_000, 65_536, 10**6)] == [64, 64, 16, 8]
+
+
+def test_a_shape_is_named_by_its_heads_and_its_dtype() -> None:
+    names = {
+        shape_name(3, heads, kv_heads, head_dim, dtype)
+        for heads, kv_heads, head_dim in ((24, 4, 256), (24, 2, 256), (16, 4, 256), (24, 4, 128))
+        for dtype in ROUNDING
+    }
+    assert len(names) == 4 * 3
+    assert shape_name(3, 24, 4, 256, mx.bfloat16) == "3 rows, 24/4 heads of 256, bfloat16"
+    of_any = {any_rows("verify_attention", shape_name(n, 24, 4, 256, mx.float16)) for n in (1, 64)}
+    assert len(of_any) == 1
 
 
 def test_the_scale_is_the_callers() -> None:

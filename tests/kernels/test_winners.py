@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lse_mlx.kernels import skinny_qmm
 from lse_mlx.kernels.kernel_text import kernel_folder
 from lse_mlx.kernels.race import RaceResult
 from lse_mlx.kernels.winners import WinnersFile, kernels_hash, this_device
@@ -113,4 +114,13 @@ def test_the_hash_is_of_names_and_texts(tmp_path: Path):
     (tmp_path / "b.h").write_text("two")
     (tmp_path / "b.h").rename(tmp_path / "c.h")
     assert kernels_hash(tmp_path) != before
-    assert len(kernels_hash(kernel_folder())) == 64
+    before = kernels_hash(tmp_path)
+    (tmp_path / "launch.py").write_text("split = 8")
+    assert kernels_hash(tmp_path) != before, "what launches a kernel decides how fast it is"
+    assert kernels_hash(tmp_path) != kernels_hash(tmp_path, tmp_path)
+
+
+def test_a_device_is_named_with_the_code_that_launches_kernels():
+    launching = Path(skinny_qmm.__file__).parent
+    assert this_device()["kernels"] == kernels_hash(kernel_folder(), launching)
+    assert len(this_device()["kernels"]) == 64

@@ -18,7 +18,7 @@ from lse_mlx.kernels.gated_delta_verify import DeltaRows, fold_rows, gated_delta
 from lse_mlx.kernels.registry import Registry
 from lse_mlx.kernels.selector import select
 from lse_mlx.kernels.skinny_qmm import skinny_qmm
-from lse_mlx.kernels.sliding_attention import sliding_attention
+from lse_mlx.kernels.sliding_attention import RingView, sliding_attention
 from lse_mlx.kernels.topk import topk
 from lse_mlx.kernels.verify_attention import verify_attention
 from tests.metal_host.generate import KernelSource, Template
@@ -157,9 +157,7 @@ def _sliding_attention() -> Iterator[Launches]:
                 queries=mx.zeros((rows, heads, head_dim)),
                 ring=mx.zeros((2, kv_heads, 64, head_dim)),
                 block=mx.zeros((2, kv_heads, rows, head_dim)),
-                position=20,
-                live=20,
-                window=window,
+                view=RingView(position=20, live=20, window=window, slots=64, block=rows),
             )
 
 

@@ -48,6 +48,11 @@ each_form = pytest.mark.parametrize(
 
 @cache
 def module(dtype: mx.Dtype) -> GatedDeltaNet:
+    """The layer of most tests, made once."""
+    return drawn_module(dtype)
+
+
+def drawn_module(dtype: mx.Dtype) -> GatedDeltaNet:
     """mlx-lm's layer with random weights of `dtype`; A_log stays fp32, as in a checkpoint."""
     net, rng = GatedDeltaNet(CONFIG), np.random.default_rng(0)
 
@@ -116,6 +121,23 @@ def test_outputs_and_state_are_those_of_mlx_lm(
     np.testing.assert_allclose(
         in_numpy(state.recurrent), in_numpy(held[1]), atol=tolerance * scale, rtol=tolerance
     )
+
+
+@each_form
+def test_a_norm_in_fp32_does_not_widen_what_comes_out(registry: Callable[[], Registry]) -> None:
+    """As Qwen3.5 checkpoints store it, beside weights in bf16."""
+    net = drawn_module(mx.bfloat16)
+    weight = np.random.default_rng(7).normal(1, 0.2, CONFIG.linear_value_head_dim)
+    net.norm.weight = mx.array(weight.astype(np.float32))
+    delta, held = DeltaLayer.of(net, mx.bfloat16, registry()), ArraysCache(2)
+    state = delta.new_state()
+    for rows in (13, 1, 8):
+        x = inputs(rows, mx.bfloat16)
+        expected = net(x, cache=held)
+        got = run(delta, x, state, rows != 8, rows)
+        assert (got.dtype, state.tail.dtype) == (mx.bfloat16, mx.bfloat16)
+        scale = np.abs(in_numpy(expected)).max()
+        np.testing.assert_allclose(in_numpy(got), in_numpy(expected), atol=0.06 * scale, rtol=0.06)
 
 
 @needs_compiler
@@ -204,9 +226,12 @@ def test_decay_and_write_strength_follow_their_formulas_in_fp32() -> None:
     np.testing.assert_allclose(in_numpy(beta), 1 / (1 + np.exp(-in_numpy(b))), rtol=1e-5)
 
 
-def test_the_output_is_gated_in_fp32_and_rounded_once() -> None:
+@each_dtype
+def test_the_output_is_gated_in_fp32_and_rounded_once(dtype: mx.Dtype) -> None:
+    """To the dtype of what gates, whatever that of the norm."""
     rng = np.random.default_rng(5)
-    normed, z = (mx.array(rng.standard_normal((1, 3, 2, 4))).astype(mx.bfloat16) for _ in range(2))
+    normed = mx.array(rng.standard_normal((1, 3, 2, 4))).astype(dtype)
+    z = mx.array(rng.standard_normal((1, 3, 2, 4))).astype(mx.bfloat16)
     gated = gate_output(normed, z)
     gate = in_numpy(z).astype(np.float64)
     expected = in_numpy(normed) * gate / (1 + np.exp(-gate))

@@ -5,14 +5,16 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
+from lse_mlx.errors import KernelError
 from lse_mlx.kernels.choices import Choices
 from lse_mlx.kernels.registry import Registry
 from lse_mlx.target.device_form import (
     DeviceEmbedding,
     DeviceLinear,
-    TiledEmbedding,
-    TiledLinear,
+    StockEmbedding,
+    StockLinear,
     move_to_device,
+    output_head,
     products,
 )
 from tests.kernels.affine import as_doubles, normal
@@ -92,28 +94,67 @@ def other_linears() -> list[nn.Module]:
     return [linear(True), bf16, bf16.to_quantized(32, 4, "mxfp4"), linear().to_quantized(64, 3)]
 
 
-@pytest.mark.parametrize("index", range(3))
-def test_what_is_not_in_affine_codes_stays_as_it_is(index: int) -> None:
-    stock = other_linears()[index]
-    assert moved(stock, on_harness()) is stock
-    table = embedding()
-    assert moved(table, on_harness()) is table
+def test_what_is_not_in_codes_stays_as_it_is() -> None:
+    for stock in (linear(True), linear(dtype=mx.bfloat16), embedding()):
+        registry = on_harness()
+        assert moved(stock, registry) is stock
+        assert not registry.served
+
+
+other_codes = pytest.mark.parametrize(
+    ("group_size", "bits", "mode"),
+    [(64, 3, "affine"), (32, 4, "mxfp4"), (32, 8, "mxfp8"), (16, 4, "nvfp4")],
+)
+
+
+@other_codes
+@pytest.mark.parametrize("exact", [False, True])
+def test_codes_without_a_kernel_are_stocks_and_counted(
+    group_size: int, bits: int, mode: str, exact: bool
+) -> None:
+    """A layer's product and a head's; not the look-up, which is no product."""
+    registry = on_harness(exact)
+    stock = linear().to_quantized(group_size, bits, mode)
+    x = normal(3, IN)
+    np.testing.assert_allclose(
+        np.array(moved(stock, registry)(x)), np.array(stock(x)), rtol=1e-5, atol=1e-5
+    )
+    assert registry.served == {("skinny_qmm", "reference"): 1}
+    table = embedding().to_quantized(group_size, bits, mode)
+    moved_table = moved(table, registry)
+    tokens = mx.array([3, 40])
+    assert np.array_equal(as_doubles(moved_table(tokens)), as_doubles(table(tokens)))
+    assert registry.served == {("skinny_qmm", "reference"): 1}
+    np.testing.assert_allclose(
+        np.array(moved_table.as_linear(x)), np.array(table.as_linear(x)), rtol=1e-5, atol=1e-5
+    )
+    assert registry.served == {("skinny_qmm", "reference"): 2}
+
+
+@other_codes
+def test_codes_without_a_kernel_are_an_error_where_kernels_are_required(
+    group_size: int, bits: int, mode: str
+) -> None:
+    registry = on_harness()
+    registry.required = True
+    layer = moved(linear().to_quantized(group_size, bits, mode), registry)
+    with pytest.raises(KernelError, match="skinny_qmm has no form"):
+        layer(normal(3, IN))
 
 
 @pytest.mark.parametrize("index", range(4))
-def test_where_choices_are_exact_rows_are_the_same_whatever_their_number(index: int) -> None:
+def test_where_choices_are_exact_tiles_give_what_the_layer_gives(index: int) -> None:
+    """That all products have eight rows is looked at below: on this CPU MLX's rows never depend on
+    their number."""
     stock = other_linears()[index]
     layer = moved(stock, on_harness(exact=True))
     x = normal(11, IN, dtype=mx.bfloat16)
-    together = as_doubles(layer(x))
     wide = x.astype(mx.float32)
-    np.testing.assert_allclose(together, as_doubles(stock(wide)), atol=0.05)
-    alone = np.concatenate([as_doubles(layer(x[i : i + 1])) for i in range(11)])
-    assert np.array_equal(together, alone)
+    np.testing.assert_allclose(as_doubles(layer(x)), as_doubles(stock(wide)), atol=0.05)
 
 
 def test_exact_products_of_dense_layers_all_have_eight_rows() -> None:
-    """On this CPU MLX's rows never depend on their number, so the calls themselves are looked at."""
+    """The calls themselves are looked at, their shapes being what decides."""
     seen: list[tuple[int, ...]] = []
 
     class Watched(nn.Linear):
@@ -128,7 +169,7 @@ def test_exact_products_of_dense_layers_all_have_eight_rows() -> None:
 
     layer = moved(Watched(IN, OUT), on_harness(exact=True))
     table = moved(WatchedTable(OUT, IN), on_harness(exact=True))
-    assert isinstance(layer, TiledLinear) and isinstance(table, TiledEmbedding)
+    assert isinstance(layer, StockLinear) and isinstance(table, StockEmbedding)
     for rows in (1, 8, 11):
         assert layer(normal(1, rows, IN)).shape == (1, rows, OUT)
         assert table.as_linear(normal(rows, IN)).shape == (rows, OUT)
@@ -151,11 +192,12 @@ def test_norms_and_convolutions_stay() -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_products_of_a_pass(tied: bool) -> None:
-    trunk = Model(embedding(), linear(), linear(), nn.RMSNorm(IN))
-    trunk.parts[0] = trunk.parts[0].to_quantized(64, 8)
-    trunk.parts[1] = trunk.parts[1].to_quantized(64, 4)
+    trunk = Model(linear().to_quantized(64, 4), linear(), nn.RMSNorm(IN))
+    trunk.embed_tokens = embedding().to_quantized(64, 8)
     model = Model(trunk, linear().to_quantized(64, 8))
     move_to_device(model, on_harness())
     head = None if tied else model.parts[1]
     found = [(p.bits, p.in_width, p.out_width) for p in products(trunk, head)]
     assert sorted(found) == [(4, IN, OUT), (8, IN, OUT)]
+    [output] = output_head(trunk, head)
+    assert output is (trunk.embed_tokens if tied else head).product

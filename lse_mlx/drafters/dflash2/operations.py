@@ -8,19 +8,16 @@ the arithmetic, and much more on a busy machine.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
-from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
+from lse_mlx.kernels.dynamic_conv import Array
 from lse_mlx.kernels.host_arithmetic import host_norm, host_silu
 from lse_mlx.kernels.registry import Registry
 from lse_mlx.kernels.sliding_attention import KERNEL, RingView, sliding_attention
-
-Array = Any
-"""An mx.array on a device, a NumPy array on a CPU; never both in one pass."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +49,15 @@ class Operations:
 def device_operations(registry: Registry) -> Operations:
     """The form for a device: MLX, and the kernels that `registry` runs.
 
-    `attend` takes queries fp32 [rows, query heads, head_dim], a layer's whole ring fp32 [2, kv
-    heads, slots + rows, head_dim], the block's keys and values fp32 [2, kv heads, rows, head_dim],
-    and what the block may see. Head h reads key/value head h // (heads / kv). It returns fp32
-    [rows, query heads * head_dim].
+    `attend` is `sliding_attention`, of a layer's whole ring. `gate` takes fp32 [rows, 2 * width], a
+    gate and what it lets through side by side, and returns `gated` of them, fp32 [rows, width].
     """
 
-    def attend(queries: mx.array, ring: mx.array, block: mx.array, view: RingView) -> mx.array:
-        return sliding_attention(
-            registry, queries, ring, block, view.position, view.live, view.window, view.slots
-        )
+    def gate(gate_up: mx.array) -> mx.array:
+        half = gate_up.shape[-1] // 2
+        return registry.compiled(gated)(gate_up[:, :half], gate_up[:, half:])
 
+    attend = partial(sliding_attention, registry)
     return Operations(registry, mx, lambda array: array, norm, attend, gate, mx.async_eval)
 
 
@@ -89,10 +84,9 @@ def norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
     return mx.fast.rms_norm(x, None, eps) * weight
 
 
-def gate(gate_up: mx.array) -> mx.array:
-    """silu(gate) * up of the two halves of `gate_up`, fp32 [rows, 2 * width]; [rows, width]."""
-    half = gate_up.shape[-1] // 2
-    return nn.silu(gate_up[:, :half]) * gate_up[:, half:]
+def gated(gate: mx.array, up: mx.array) -> mx.array:
+    """silu(gate) * up, element-wise: fp32 of any shape, both of the same."""
+    return gate * mx.sigmoid(gate) * up
 
 
 def _host_attend(queries: Array, ring: Array, block: Array, view: RingView) -> Array:
@@ -104,7 +98,7 @@ def _host_attend(queries: Array, ring: Array, block: Array, view: RingView) -> A
     grouped = queries.transpose(1, 0, 2).reshape(len(keys), -1, head_dim)
     grouped = grouped * np.float32(head_dim**-0.5)
     scores = np.matmul(grouped, keys.transpose(0, 2, 1)).reshape(heads, rows, -1)
-    np.copyto(scores, -np.inf, where=view.mask < 0)  # not a sum: NaN plus -inf is NaN
+    np.copyto(scores, -np.inf, where=~view.seen_with_block)  # not a sum: NaN plus -inf is NaN
     scores -= scores.max(-1, keepdims=True)
     weights = np.exp(scores, out=scores)
     weights /= weights.sum(-1, keepdims=True)
@@ -112,7 +106,8 @@ def _host_attend(queries: Array, ring: Array, block: Array, view: RingView) -> A
     mixed = np.matmul(weights, values)
     if not np.isfinite(mixed).all():
         # A weight of zero does not stop a NaN in a slot that nobody sees; rare, so not always done.
-        mixed = np.matmul(weights, np.where((view.mask == 0).any(0)[:, None], values, 0))
+        seen = np.any(view.seen_with_block, axis=0)
+        mixed = np.matmul(weights, np.where(seen[:, None], values, 0))
     return mixed.reshape(heads, rows, head_dim).transpose(1, 0, 2).reshape(rows, -1)
 
 
