@@ -5,14 +5,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lse_mlx.decode.session import Session
-    from lse_mlx.engine import Engine, Piece, Result, load
-    from lse_mlx.errors import CheckpointError, DraftError, LseError, RequestError, TargetError
+    from lse_mlx.engine import Engine, EngineStats, Piece, Result, load
+    from lse_mlx.errors import (
+        CheckpointError,
+        DraftError,
+        KernelError,
+        LseError,
+        RequestError,
+        TargetError,
+    )
 
 __version__: str
 __all__ = [
     "CheckpointError",
     "DraftError",
     "Engine",
+    "EngineStats",
+    "KernelError",
     "LseError",
     "Piece",
     "RequestError",

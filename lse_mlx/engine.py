@@ -3,6 +3,7 @@
 import os
 import secrets
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -13,10 +14,10 @@ import mlx.core as mx
 from lse_mlx.checkpoints.conversion.places import CacheSettings
 from lse_mlx.checkpoints.hub.hub import Hub
 from lse_mlx.checkpoints.prepare import Consent, prepare_pair
-from lse_mlx.checkpoints.progress import Lines, Progress
+from lse_mlx.checkpoints.progress import Lines, Progress, Silent
 from lse_mlx.checkpoints.resolve import AUTO, DEMO, Pair
 from lse_mlx.checkpoints.target_config import read_stop_tokens
-from lse_mlx.decode.loop import Request, decode
+from lse_mlx.decode.loop import Request, Step, decode
 from lse_mlx.decode.sampling import Sampling
 from lse_mlx.decode.session import Session
 from lse_mlx.decode.stopping import FinishReason, Limits, StopReason, finish_reason
@@ -24,9 +25,12 @@ from lse_mlx.decode.timings import Timings
 from lse_mlx.drafters.base import Drafter
 from lse_mlx.drafters.dflash2.drafter import load_dflash2
 from lse_mlx.errors import RequestError
+from lse_mlx.kernels.options import KernelOptions, required_by
+from lse_mlx.kernels.registry import Registry
 from lse_mlx.target.loading import load_target
 from lse_mlx.target.model import Target
 from lse_mlx.target.tokenizer import Prompt, Tokenizer, load_tokenizer
+from lse_mlx.warmup import WarmupReport, warm_up
 
 MAX_TOKENS = 256
 """The most tokens of a reply where the caller does not say."""
@@ -71,13 +75,38 @@ class Piece:
         return self.text
 
 
+@dataclass(frozen=True)
+class EngineStats:
+    """What kernels did since the engine was loaded, its warm-up included.
+
+    jit_compiles_total, jit_compile_ms_total: variants of kernels and traces of compiled functions
+    device_kernel_calls: served by a kernel of this project; reference_calls: by plain MLX or NumPy
+    in its place; operations that stock MLX serves by choice are in neither
+    kernels: for each kernel that was asked for, how many calls which form served
+    refused: kernels that this device does not run after all, and why; plain MLX serves them
+    forms:   for each operation and shape that stock MLX could serve too, which form does
+    """
+
+    jit_compiles_total: int
+    jit_compile_ms_total: float
+    device_kernel_calls: int
+    reference_calls: int
+    kernels: dict[str, dict[str, int]]
+    refused: dict[str, str]
+    forms: dict[str, str]
+
+
 @dataclass
 class Engine:
-    """A target, its tokenizer and possibly a drafter. Use it in the thread that loaded it."""
+    """A target, its tokenizer and possibly a drafter. Use it in the thread that loaded it.
+
+    warmed: what the warm-up found, None where there was none
+    """
 
     target: Target
     tokenizer: Tokenizer = field(repr=False)
     drafter: Drafter | None = None
+    warmed: WarmupReport | None = field(default=None, repr=False)
     _closed: bool = field(default=False, init=False, repr=False)
 
     def session(self) -> Session:
@@ -167,6 +196,21 @@ class Engine:
         )
         return self._pieces(session, request)
 
+    def stats(self) -> EngineStats:
+        """What kernels did so far."""
+        self._check_open()
+        registry = self.target.registry
+        counts = registry.counts()
+        return EngineStats(
+            jit_compiles_total=counts.jit_compiles,
+            jit_compile_ms_total=counts.jit_compile_ms,
+            device_kernel_calls=counts.device_kernel_calls,
+            reference_calls=counts.reference_calls,
+            kernels=registry.forms(),
+            refused=dict(registry.refused),
+            forms=dict(registry.choices.chosen),
+        )
+
     def close(self) -> None:
         """Free the weights, as soon as no session that holds them is left.
 
@@ -197,7 +241,7 @@ class Engine:
         timings = Timings() if drafter is None else Timings(drafter.name, drafter.depth)
         text = self.tokenizer.streaming()
         emitted: list[int] = []
-        for step in decode(session, request, timings):
+        for step in _counting(decode(session, request, timings), self.target.registry, timings):
             self._check_open()
             emitted += step.tokens
             for token in step.tokens:
@@ -218,6 +262,17 @@ class Engine:
             yield Piece(text.last_segment, step.tokens, result)
 
 
+def _counting(steps: Iterator[Step], registry: Registry, timings: Timings) -> Iterator[Step]:
+    """The steps, with what kernels do for each counted; other replies may run in between."""
+    while True:
+        before = registry.counts()
+        step = next(steps, None)
+        timings.count_kernels(before, registry.counts())
+        if step is None:
+            return
+        yield step
+
+
 def load(
     model: str | Path = DEMO,
     drafter: str | Path | None = AUTO,
@@ -226,6 +281,10 @@ def load(
     offline: bool = False,
     allow_revision_mismatch: bool = False,
     quantize_target: Consent = False,
+    kernels: str = "auto",
+    exact: bool = False,
+    require_device_kernels: bool = False,
+    warm_up: bool = True,
     progress: Progress | None = None,
 ) -> Engine:
     """Load a target and its drafter, downloading and converting what is not there yet.
@@ -239,28 +298,67 @@ def load(
     allow_revision_mismatch: accept a drafter of another revision than the recorded one
     quantize_target: convert a target in bf16 to 4 bits, once; a function is asked with the question.
     Otherwise such a target is used as it is stored
-    progress: told how far downloads and conversions are; lines on standard error if None
+    kernels: "own" or "stock" device kernels for operations that MLX has too, or "auto" for the
+    faster of both on this device, found by a race once
+    exact: on a device, only kernels whose rows do not depend on how many are in a pass, so that
+    replies are the same bytes with and without the drafter; on a CPU they are in any case
+    require_device_kernels: refuse to compute with plain MLX or NumPy what a device kernel should;
+    LSE_REQUIRE_DEVICE_KERNELS=1 in the environment asks for the same
+    warm_up: run every shape of a request once now, so that the first one compiles nothing
+    progress: told how far downloads, conversions and the warm-up are; lines on standard error if
+    None
 
     Raises CheckpointError when a checkpoint is missing or broken, or the two do not belong together;
-    then nothing has been loaded.
+    then nothing has been loaded. Raises RequestError for options that mean nothing, and KernelError
+    where device kernels are required and cannot run, both before anything is downloaded.
     """
+    required = require_device_kernels or required_by(os.environ)
+    registry = KernelOptions(kernels, exact, required).registry()
+    shown = progress or Lines()
     pair = prepare_pair(
         model,
         drafter,
         hub=Hub(offline=offline),
         settings=CacheSettings.from_environment(os.environ),
-        progress=progress or Lines(),
+        progress=shown,
         allow_revision_mismatch=allow_revision_mismatch,
         quantize_target=quantize_target,
     )
-    return load_pair(pair, context_length)
+    return load_pair(pair, context_length, registry=registry, warm=warm_up, progress=shown)
 
 
-def load_pair(pair: Pair, context_length: int | None = None) -> Engine:
-    """Load the prepared folders of a pair; raises CheckpointError as `load` does."""
-    target = load_target(pair.target, context_length)
-    return Engine(
-        target=target,
-        tokenizer=load_tokenizer(pair.target, read_stop_tokens(pair.target), target.vocab_size),
-        drafter=load_dflash2(pair.drafter, target) if pair.drafter else None,
+def load_pair(
+    pair: Pair,
+    context_length: int | None = None,
+    *,
+    registry: Registry | None = None,
+    warm: bool = True,
+    progress: Progress | None = None,
+) -> Engine:
+    """Load the prepared folders of a pair, and warm up; raises what `load` raises.
+
+    registry: of the device kernels, from `KernelOptions`; that of MLX's default device if None
+    """
+    registry = registry or KernelOptions().registry()
+    target = load_target(pair.target, context_length, registry=registry)
+    tokenizer = load_tokenizer(pair.target, read_stop_tokens(pair.target), target.vocab_size)
+    drafter = load_dflash2(pair.drafter, target, registry) if pair.drafter else None
+    if not warm:
+        return Engine(target, tokenizer, drafter)
+    report = warm_up(
+        target,
+        drafter,
+        _some_prompt(tokenizer),
+        names=(str(pair.target), str(pair.drafter)),
+        races=CacheSettings.from_environment(os.environ).user_cache / "kernels",
+        progress=progress or Silent(),
     )
+    return Engine(target, tokenizer, drafter, report)
+
+
+def _some_prompt(tokenizer: Tokenizer) -> list[int]:
+    """Token ids of a request that any chat model answers at length."""
+    for raw in (False, True):
+        with suppress(RequestError):  # a template may refuse it, and a vocabulary may lack a token
+            return tokenizer.encode("Tell me a story about a brave sailor.", raw)
+    return [0]

@@ -11,7 +11,6 @@ from lse_mlx import demo_pair
 from lse_mlx.checkpoints.drafter_config import DFlash2Config
 from lse_mlx.checkpoints.target_config import read_stop_tokens
 from lse_mlx.drafters.dflash2.drafter import DFlash2
-from lse_mlx.drafters.dflash2.operations import DEVICE
 from lse_mlx.drafters.dflash2.weights import DFlash2Weights
 from lse_mlx.target.loading import load_target
 from lse_mlx.target.tokenizer import Tokenizer, load_tokenizer
@@ -154,7 +153,7 @@ def test_the_device_form_decodes_the_same_with_and_without_the_drafter():
     tokenizer = load_tokenizer(
         demo_pair.TARGET, read_stop_tokens(demo_pair.TARGET), target.vocab_size
     )
-    with lse_mlx.Engine(target, tokenizer, DFlash2(config, weights, target, DEVICE)) as engine:
+    with lse_mlx.Engine(target, tokenizer, DFlash2(config, weights, target, on_host=False)) as engine:
         fast = engine.generate(TURN, max_tokens=24)
         assert fast.token_ids == engine.generate(TURN, max_tokens=24, speculate=False).token_ids
         assert fast.timings["spec_accepted"] > 8

@@ -52,7 +52,7 @@ def ring_of(session: Session) -> tuple[np.ndarray, list[np.ndarray]]:
     """The position in each slot, and what the live slots hold, layer by layer."""
     assert isinstance(session.context, DFlash2Context)
     ring = session.context._ring
-    held = ring.slot_positions()
+    held = ring.view().slot_positions
     return held, [np.array(layer)[:, :, : len(held)][:, :, held >= 0] for layer in ring._layers]
 
 

@@ -17,10 +17,15 @@ class Progress(Protocol):
     def advance(self, phase: str, done: int, total: int, tensor: str = "") -> None:
         """`done` of `total` bytes of `phase` are finished; `tensor` is the one at work, if any.
 
+        The phases in `COUNTED_PHASES` count steps instead of bytes.
+
         A phase begins with `done` 0 and ends with `done` equal to `total`.
         """
         ...
 
+
+COUNTED_PHASES = ("race", "warm-up")
+"""Of loading: what they count are steps of no size."""
 
 CONVERTER_PHASES = ("hash-source", "quantize", "finish")
 """Of a drafter's conversion: their lines begin as the reference engine's do."""

@@ -9,9 +9,10 @@ from rich.table import Table
 
 from lse_mlx.checkpoints.resolve import Pair
 from lse_mlx.cli.common import notes
+from lse_mlx.cli.progress import progress
 from lse_mlx.comparison import Comparison, compare, mlx_lm_rate
 from lse_mlx.demo_pair import HELD_OUT_PROMPTS
-from lse_mlx.engine import Result, load_pair
+from lse_mlx.engine import Registry, Result, load_pair
 from lse_mlx.errors import RequestError
 
 shown = Console(highlight=False, soft_wrap=True)
@@ -22,17 +23,20 @@ MLX_LM_TOKENS = 32
 
 
 def run_demo(
-    model: str, pair: Pair, prompt: str | None, max_tokens: int, quiet: bool
+    model: str, pair: Pair, prompt: str | None, max_tokens: int, registry: Registry, quiet: bool
 ) -> dict[str, Any]:
     """Run the comparison and show it on the terminal unless `quiet`; returns the whole report.
 
-    model: what the user called the pair. The built-in prompts are ones that neither model of the
-    demo pair was trained on. Raises RequestError for a pair without a drafter.
+    model: what the user called the pair; registry: of the device kernels. The built-in prompts are
+    ones that neither model of the demo pair was trained on. Raises RequestError for a pair without a
+    drafter.
     """
     prompts = [prompt] if prompt is not None else built_in_prompts()
     if pair.drafter is None:
         raise RequestError(f"The demo compares with and without a drafter: give {model!r} one.")
-    with load_pair(pair) as engine:
+    with progress() as told:
+        engine = load_pair(pair, registry=registry, progress=told)
+    with engine:
         comparison = compare(engine, prompts, max_tokens, None if quiet else _show_reply)
         first = engine.tokenizer.encode(prompts[0])
     with notes.status("timing mlx-lm on the first prompt"):

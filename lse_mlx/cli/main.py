@@ -12,9 +12,13 @@ from lse_mlx.cli.common import choose_model, notes, one_sentence_errors
 from lse_mlx.cli.convert import convert
 from lse_mlx.cli.demo import run_demo
 from lse_mlx.cli.generate import read_input, show_reply
+from lse_mlx.cli.kernels import Exact, Kernels, RequireDeviceKernels, kernel_registry
 from lse_mlx.cli.models import models
 from lse_mlx.cli.pair import AllowRevisionMismatch, Offline, open_pair
+from lse_mlx.cli.progress import progress
 from lse_mlx.cli.pull import pull
+from lse_mlx.cli.selftest import selftest
+from lse_mlx.cli.warmup import run_warmup
 from lse_mlx.decode.randomness import Streams
 from lse_mlx.decode.sampling import Sampling
 from lse_mlx.decode.stopping import Limits
@@ -46,6 +50,7 @@ Drafter = Annotated[
         metavar="DRAFTER",
     ),
 ]
+NoDrafter = Annotated[bool, typer.Option("--no-drafter", help="Decode with the target alone.")]
 MaxTokens = Annotated[int, typer.Option(help="The most tokens of a reply.", metavar="N")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Yes = Annotated[
@@ -83,9 +88,7 @@ def generate(
     ],
     model: Model = None,
     drafter: Drafter = AUTO,
-    no_drafter: Annotated[
-        bool, typer.Option("--no-drafter", help="Decode with the target alone.")
-    ] = False,
+    no_drafter: NoDrafter = False,
     max_tokens: MaxTokens = MAX_TOKENS,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Keep the K likeliest tokens; 0 keeps all.")] = 0,
@@ -102,6 +105,9 @@ def generate(
     offline: Offline = False,
     allow_revision_mismatch: AllowRevisionMismatch = False,
     yes: Yes = False,
+    kernels: Kernels = "auto",
+    exact: Exact = False,
+    require_device_kernels: RequireDeviceKernels = False,
     as_json: AsJson = False,
 ) -> None:
     """Answer PROMPT."""
@@ -110,12 +116,14 @@ def generate(
         Sampling(temperature, top_k, top_p, min_p)
         Limits(frozenset(), max_tokens, room=1)
         Streams.from_seed(seed or 0)
-        if no_drafter and drafter != AUTO:
-            raise RequestError("--drafter and --no-drafter contradict each other: give one.")
+        _check_drafter(drafter, no_drafter)
+        registry = kernel_registry(kernels, exact, require_device_kernels)
         chosen = choose_model(model)
         proposer = None if no_drafter else drafter
         pair = open_pair(chosen, proposer, offline, allow_revision_mismatch, yes)
-        with load_pair(pair) as engine:
+        with progress() as told:
+            engine = load_pair(pair, registry=registry, progress=told)
+        with engine:
             pieces = engine.stream(
                 read_input() if prompt == "-" else prompt,
                 max_tokens=max_tokens,
@@ -140,20 +148,56 @@ def demo(
     offline: Offline = False,
     allow_revision_mismatch: AllowRevisionMismatch = False,
     yes: Yes = False,
+    kernels: Kernels = "auto",
+    exact: Exact = False,
+    require_device_kernels: RequireDeviceKernels = False,
     as_json: AsJson = False,
 ) -> None:
     """Decode the same prompts plain and speculatively, and show texts, speeds and their ratio."""
     with one_sentence_errors():
         Limits(frozenset(), max_tokens, room=1)
+        registry = kernel_registry(kernels, exact, require_device_kernels)
         if model is None:
             notes.print("Using the small demo pair; --model names another.", style="dim")
         chosen = model or DEMO
         pair = open_pair(chosen, drafter, offline, allow_revision_mismatch, yes)
-        report = run_demo(chosen, pair, prompt, max_tokens, quiet=as_json)
+        report = run_demo(chosen, pair, prompt, max_tokens, registry, quiet=as_json)
         if as_json:
             print(json.dumps(report, ensure_ascii=False))
 
 
+@app.command()
+def warmup(
+    model: Model = None,
+    drafter: Drafter = AUTO,
+    no_drafter: NoDrafter = False,
+    offline: Offline = False,
+    allow_revision_mismatch: AllowRevisionMismatch = False,
+    yes: Yes = False,
+    kernels: Kernels = "auto",
+    exact: Exact = False,
+    require_device_kernels: RequireDeviceKernels = False,
+    as_json: AsJson = False,
+) -> None:
+    """Load a pair and run every shape once; show what was compiled, and which kernels are used.
+
+    Which of two kernels is faster is found by a race and kept for later starts.
+    """
+    with one_sentence_errors():
+        _check_drafter(drafter, no_drafter)
+        registry = kernel_registry(kernels, exact, require_device_kernels)
+        chosen = choose_model(model)
+        proposer = None if no_drafter else drafter
+        pair = open_pair(chosen, proposer, offline, allow_revision_mismatch, yes)
+        run_warmup(chosen, pair, registry, as_json)
+
+
+def _check_drafter(drafter: str, no_drafter: bool) -> None:
+    if no_drafter and drafter != AUTO:
+        raise RequestError("--drafter and --no-drafter contradict each other: give one.")
+
+
+app.command()(selftest)
 app.command()(models)
 app.command()(pull)
 app.command()(convert)

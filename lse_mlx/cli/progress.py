@@ -14,7 +14,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as RichProgress
 
-from lse_mlx.checkpoints.progress import Lines, Progress
+from lse_mlx.checkpoints.progress import COUNTED_PHASES, Lines, Progress
 from lse_mlx.cli.common import notes
 
 
@@ -46,11 +46,12 @@ class Bar:
             self._stop()
 
     def _bar_columns(self) -> RichProgress:
+        counted = self._phase in COUNTED_PHASES
         return RichProgress(
             TextColumn("{task.description:12}", markup=False),
             BarColumn(),
             TaskProgressColumn(),
-            TransferSpeedColumn(),
+            *([] if counted else [TransferSpeedColumn()]),
             TimeRemainingColumn(compact=True),
             console=self._console,
         )

@@ -5,6 +5,7 @@ from typing import Any
 
 from lse_mlx.decode.acceptance import Verdict
 from lse_mlx.decode.stopping import Cut
+from lse_mlx.kernels.registry import KernelCounts
 
 
 @dataclass
@@ -14,6 +15,7 @@ class Timings:
     depth: how many tokens a proposal can hold; 0 where the request does not speculate
     passes, passes_n: verify passes with a proposal, and the tokens they emitted
     tested, accepted, overlap: sums by position of the proposal, `depth` long
+    kernels, kernels_total: of this request, and of its engine since it was loaded
     """
 
     method: str = "none"
@@ -32,6 +34,8 @@ class Timings:
     tested: list[int] = field(init=False)
     accepted: list[int] = field(init=False)
     overlap: list[float] = field(init=False)
+    kernels: KernelCounts = field(default_factory=KernelCounts, init=False)
+    kernels_total: KernelCounts = field(default_factory=KernelCounts, init=False)
 
     def __post_init__(self) -> None:
         self.tested = [0] * self.depth
@@ -68,6 +72,11 @@ class Timings:
         for i in range(min(verdict.accepted, rows)):
             self.accepted[i] += 1
 
+    def count_kernels(self, before: KernelCounts, after: KernelCounts) -> None:
+        """Count what kernels did for this request between two moments of its engine."""
+        self.kernels += after.since(before)
+        self.kernels_total = after
+
     def as_dict(self) -> dict[str, Any]:
         """A plain dict, ready for JSON."""
         decoded = max(self.generated_n - 1, 0)  # the first token came with the prompt
@@ -80,6 +89,11 @@ class Timings:
             "decode_n": decoded,
             "decode_ms": self.decode_ms,
             "decode_per_second": _rate(decoded, self.decode_ms),
+            "jit_compiles": self.kernels.jit_compiles,
+            "jit_compiles_total": self.kernels_total.jit_compiles,
+            "jit_compile_ms_total": self.kernels_total.jit_compile_ms,
+            "device_kernel_calls": self.kernels.device_kernel_calls,
+            "reference_calls": self.kernels.reference_calls,
             "spec_method": self.method,
         }
         if not self.depth:

@@ -9,6 +9,7 @@ from lse_mlx.decode.sampling import Sampling
 from lse_mlx.decode.stopping import Cut
 from lse_mlx.decode.timings import Timings
 from lse_mlx.drafters.scripted import ScriptedDrafter
+from lse_mlx.kernels.registry import KernelCounts
 from lse_mlx.target.model import Target
 from tests.decode.runs import Cold, Session, known_sequence, run, speculating
 from tests.decode.tables import TableDrafter, TableTarget
@@ -154,3 +155,14 @@ def test_rates_are_per_second_and_leave_out_the_first_token() -> None:
     timings = Timings(prompt_n=30, prompt_ms=500, generated_n=11, decode_ms=2000)
     assert of(timings, "prompt_per_second", "decode_per_second") == [60, 5]
     assert of(Timings(prompt_n=3), "prompt_per_second", "decode_per_second") == [0, 0]
+
+
+def test_kernels_of_a_request_leave_out_what_others_did() -> None:
+    """Two stretches of one request, with another request's work between them."""
+    timings = Timings()
+    timings.count_kernels(KernelCounts(4, 40.0, 100, 10), KernelCounts(5, 52.0, 130, 11))
+    timings.count_kernels(KernelCounts(6, 60.0, 200, 20), KernelCounts(6, 60.0, 203, 20))
+    names = ("jit_compiles", "jit_compiles_total", "jit_compile_ms_total")
+    assert of(timings, *names) == [1, 6, 60.0]
+    assert of(timings, "device_kernel_calls", "reference_calls") == [33, 1]
+    assert of(Timings(), *names, "device_kernel_calls", "reference_calls") == [0] * 5
