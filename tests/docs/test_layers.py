@@ -17,11 +17,15 @@ MAY_IMPORT = {
     "demo_pair": set(),
     "checkpoints": BASE | {"demo_pair"},
     "decode": BASE | {"drafters", "kernels", "target"},
-    "engine": BASE | {"checkpoints", "decode", "drafters", "kernels", "target"},
+    "races": BASE | {"checkpoints", "drafters", "kernels", "target"},
+    "warmup": BASE | {"checkpoints", "decode", "drafters", "kernels", "races", "target"},
+    "engine": BASE | {"checkpoints", "decode", "drafters", "kernels", "target", "warmup"},
     "__init__": BASE | {"decode", "engine"},
     "comparison": BASE | {"engine", "target"},
+    "selftest": BASE | {"checkpoints", "demo_pair", "engine", "kernels", "target"},
     "__main__": {"cli"},
-    "cli": BASE | {"__init__", "checkpoints", "comparison", "decode", "demo_pair", "engine"},
+    "cli": BASE
+    | {"__init__", "checkpoints", "comparison", "decode", "demo_pair", "engine", "selftest"},
 }
 
 

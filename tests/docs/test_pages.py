@@ -33,10 +33,14 @@ RUN_HERE = [
     f"{OCEAN} --temperature 0.7 --seed 7 --json",
     '.venv/bin/lse-mlx demo --prompt "Tell me about the moon." --max-tokens 64',
     ".venv/bin/lse-mlx models",
+    ".venv/bin/lse-mlx warmup --model demo",
+    ".venv/bin/lse-mlx warmup --model demo --json",
+    ".venv/bin/lse-mlx selftest",
     ".venv/bin/lse-mlx check --model demo --drafter demo",
     ".venv/bin/lse-mlx check --model demo --drafter demo --json",
 ]
 RUN_ON_A_COPY = [  # of the demo drafter, in a folder of its own
+    ".venv/bin/lse-mlx selftest --output path/to/report.json",
     ".venv/bin/lse-mlx convert path/to/drafter path/to/conversion",
     ".venv/bin/lse-mlx convert path/to/drafter path/to/conversion --verify",
     ".venv/bin/lse-mlx convert path/to/drafter path/to/other --bits 4",
@@ -45,6 +49,7 @@ NOT_RUN = {  # the command, and why
     ".venv/bin/pip install '.[cuda13]' && "
     ".venv/bin/pip install --force-reinstall --no-deps mlx-cuda-13": "needs an NVIDIA GPU",
     ".venv/bin/python -m pytest -m gpu": "needs a GPU",
+    ".venv/bin/python -m pytest -m slow": "takes a quarter of an hour",
     ".venv/bin/lse-mlx pull qwen3.8-27b": "downloads 20 GB; tests/cli/test_pull.py pulls from a hub "
     "on this machine",
 }
@@ -113,7 +118,12 @@ def test_commands_that_convert(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "lse_mlx" / "demo_pair" / "drafter", tmp_path / "path/to/drafter")
     for command in RUN_ON_A_COPY:  # in the order of the page
         assert_it_works(command, tmp_path)
-    assert {p.name for p in (tmp_path / "path/to").iterdir()} == {"drafter", "conversion", "other"}
+    assert {p.name for p in (tmp_path / "path/to").iterdir()} == {
+        "drafter",
+        "conversion",
+        "other",
+        "report.json",
+    }
 
 
 def assert_it_works(command: str, folder: Path) -> None:
