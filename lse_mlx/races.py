@@ -8,8 +8,8 @@ import mlx.core as mx
 from lse_mlx.checkpoints.progress import Progress
 from lse_mlx.drafters.base import Drafter
 from lse_mlx.drafters.dflash2.drafter import DFlash2
-from lse_mlx.errors import KernelError
-from lse_mlx.kernels.choices import Choices, any_rows
+from lse_mlx.errors import KernelError, printable
+from lse_mlx.kernels.choices import STOCK, Choices, any_rows
 from lse_mlx.kernels.contests import attention_contests, product_contests, topk_contest
 from lse_mlx.kernels.race import Contest, RaceResult, compare, race_all, winners
 from lse_mlx.kernels.winners import WinnersFile, this_device
@@ -41,24 +41,32 @@ def hold_races(
     for contest in contests:
         by_key.setdefault(contest.key, contest)
     file = WinnersFile(folder, this_device())
-    known, fault = file.read()
+    kept, fault = file.read()
     if fault:
         progress.note(f"{fault}, so races are run again")
+    # Another choice of forms, or a damaged entry, is no result of these contests.
+    known = {
+        key: kept[key]
+        for key, contest in by_key.items()
+        if key in kept and contest.allows(kept[key])
+    }
     new: list[RaceResult] = []
     if choices.mode == "auto":
         missing = [contest for key, contest in by_key.items() if key not in known]
-        new = _race(missing, choices, seconds, progress)
+        raced = _race(missing, choices, seconds, progress)
+        _tell_not_held(raced, progress)
+        new = [result for result in raced if result.held]
     known |= {result.key: result for result in new}
-    if new and (fault := file.write(list(known.values()))):
+    if new and (fault := file.write(new)):
         progress.note(f"{fault}, so the next start races again")
     mine = [known[key] for key in by_key if key in known]
     judged = list(mine)
     if choices.exact:
         judged += [compare(contest, choices) for key, contest in by_key.items() if key not in known]
-    _tell_refused(judged, progress)
+    _tell_refused([result for result in judged if result.held], progress)
     choices.winners |= winners(judged)
     if choices.exact:
-        _check_exact(judged, choices)
+        _settle_exact(by_key.values(), choices)
     return mine, len(new)
 
 
@@ -112,15 +120,31 @@ def _tell_refused(results: Sequence[RaceResult], progress: Progress) -> None:
     for (operation, form), found in reasons.items():
         progress.note(
             f"{operation}: the form {form} is not used at {len(found)} shapes, the first of them "
-            f"{found[0]}; please report what `lse-mlx selftest --json` prints"
+            f"{printable(found[0])}; please report what `lse-mlx selftest --json` prints"
         )
 
 
-def _check_exact(results: Sequence[RaceResult], choices: Choices) -> None:
-    for result in results:
-        if any_rows(result.operation, result.shape) not in choices.winners:
+def _tell_not_held(results: Sequence[RaceResult], progress: Progress) -> None:
+    """One line for all races in which stock itself did not run."""
+    lost = [result for result in results if not result.held]
+    if lost:
+        progress.note(
+            f"races could not be held at {len(lost)} shapes, the first of them {lost[0].key}, where "
+            f"stock MLX {printable(lost[0].refused[STOCK])}: it serves there until the next start "
+            "tries again"
+        )
+
+
+def _settle_exact(contests: Iterable[Contest], choices: Choices) -> None:
+    """See that each contest has a form for exact decoding: if none of its own, then stock's."""
+    for contest in contests:
+        key = any_rows(contest.operation, contest.shape)
+        if key in choices.winners:
+            continue
+        if not contest.stock_is_exact:
             raise KernelError(
-                f"No form of {result.operation} at {result.shape} gives the numbers of MLX on this "
+                f"No form of {contest.operation} at {contest.shape} gives the numbers of MLX on this "
                 "device, so exact decoding cannot be had: leave it out, and report what `lse-mlx "
                 "selftest --json` prints."
             )
+        choices.winners[key] = STOCK

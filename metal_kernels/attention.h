@@ -18,11 +18,19 @@
 //   lanes as above, sum = fma(sum, shrink, that), and value by value acc = fma(weight, value, acc)
 //   after acc was multiplied by shrink = exp((largest before - largest now) * scale);
 // - a key that a vector does not see takes no part at all, so its NaN or infinity does no harm.
+//
+// Dot products are taken before they are scaled. One of -inf has no weight, wherever it stands, as
+// every largest so far is at least LOWEST; a vector that sees nothing else ends as one that sees
+// nothing at all. One of +inf or NaN makes its vector NaN, even where a scaled one would have been
+// finite: so do queries and keys whose products overflow fp32.
 
 // The loops below must be unrolled: their arrays are registers.
 #include "unroll.h"
 
 constant constexpr int TILE_KEYS = 32;
+
+// The least finite float: what the largest of nothing is. With -inf, -inf - -inf would be NaN.
+constant constexpr float LOWEST = -3.402823466e38f;
 
 // Which element of a row a lane's e-th one is: sixteen bytes side by side where the row allows it.
 template <int N>
@@ -125,7 +133,7 @@ inline void weigh(
     float weight = seen ? exp((scores[c] - now) * scale) : 0.0f;
     scores[c] = weight;
     const float tile = sum_over_lanes<1>(&weight, lane);
-    // Equal also where nothing was seen yet: -inf - -inf would be NaN.
+    // Equal where nothing larger came, +inf too, of which a difference would be NaN.
     const float shrink = before == now ? 1.0f : exp((before - now) * scale);
     MLX_MTL_PRAGMA_UNROLL
     for (int e = 0; e < N; ++e) {

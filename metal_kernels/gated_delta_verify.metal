@@ -40,6 +40,9 @@
 // (column 0 + column 1) + (column 2 + column 3); then lanes 1, 2 and 4 apart. State, sums and all
 // else are fp32; only y is rounded to T. Every row, pending or new, goes through the same code in
 // the same order, so y and the kept state do not depend, to the bit, on how rows are cut into passes.
+//
+// A query or key so long that its sum of squares overflows fp32 counts as length infinity: what comes
+// of it is 0, or NaN where a sum over its elements overflows too.
 
 #include "unroll.h"
 

@@ -16,7 +16,7 @@
 // Outputs
 //   accumulators    fp32 [partitions, rows * heads, D]
 //   stats           fp32 [partitions, rows * heads, 2], flat: largest dot product, sum of weights;
-//                                                   (-inf, 0) where a partition shows nothing
+//                                                   (LOWEST, 0) where a partition shows nothing
 // Template
 //   D: a multiple of 32; G = heads / kv; C = ceil(rows * G / 8) vectors a SIMD group, with
 //   C * D / 32 <= 32; PARTITION: keys of a partition, a multiple of 32
@@ -102,7 +102,7 @@ const bool busy = int(own) < rows * G;
 const int lane_vector = int(own) + S * int(lane);
 const int from = min(live, max(0, live + lane_vector / G - window + 1));
 const int to = lane_vector < rows * G ? total : 0;
-float largest = -INFINITY;
+float largest = LOWEST;
 float sum = 0.0f;
 
 for (int tile = start; tile < stop; tile += TILE_KEYS) {

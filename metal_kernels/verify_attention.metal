@@ -11,7 +11,7 @@
 // Outputs
 //   accumulators    fp32 [partitions, heads * rows, D]
 //   stats           fp32 [partitions, heads * rows, 2], flat, at least 8 long: largest dot product, sum
-//                                                   of weights; (-inf, 0) where a row sees nothing
+//                                                   of weights; (LOWEST, 0) where a row sees nothing
 // Template
 //   T: float, half or bfloat16_t; D: a multiple of 32; G = heads / kv; R: rows of a row tile;
 //   S: SIMD groups of a threadgroup, 8 or 12; C = ceil(min(rows, R) * G / S) vectors a SIMD group;
@@ -97,7 +97,7 @@ for (int c = 0; c < C; ++c) {
 const bool busy = int(own) < held;
 const int lane_vector = int(own) + S * int(lane);
 const int to = lane_vector < held ? all_see_to + lane_vector / G : 0;
-float largest = -INFINITY;
+float largest = LOWEST;
 float sum = 0.0f;
 
 for (int tile = start; tile < stop; tile += TILE_KEYS) {

@@ -31,6 +31,8 @@ class Choices:
     def form(self, operation: str, shape: str, own: Sequence[str]) -> str:
         """One of `own` (the preferred first), or "stock".
 
+        own: may name stock as its last, which then may serve an exact engine too: its rows depend on
+        nothing but themselves
         shape: what tells this call from others of the operation; it begins with the number of rows
         """
         if self._forced is not None:

@@ -109,7 +109,7 @@ def fold_rows(registry: Registry, rows: DeltaRows, n: int, state: mx.array) -> m
 def gated_delta_verify_reference(
     rows: DeltaRows, pending: DeltaRows | None, n_pending: int, state: mx.array, whole: bool
 ) -> tuple[mx.array, mx.array]:
-    """`gated_delta_verify` in plain MLX, by mlx-lm's operations."""
+    """`gated_delta_verify` in plain MLX, by mlx-lm's operations; as exact as the kernel, see `_run`."""
     before = _run(pending, n_pending, state)[1] if pending is not None and n_pending else state
     y, after = _run(rows, len(rows), before)
     return y, (after if whole else before)
@@ -157,14 +157,29 @@ def _key_heads(rows: DeltaRows, state: mx.array) -> int:
 
 
 def _run(rows: DeltaRows, n: int, state: mx.array) -> tuple[mx.array, mx.array]:
-    """Outputs of the first `n` rows, and the state after them."""
+    """Outputs of the first `n` rows, and the state after them.
+
+    Row by row, the same operations on arrays of the same shapes whatever `n` is: a device may pick a
+    reduction, and with it an order of summation, by how many sums there are. So rows have the same
+    bits however they are cut, and an exact engine may be served by this.
+    """
+    outputs: list[mx.array] = []
+    for row in range(n):
+        y, state = _run_one(rows, row, state)
+        outputs.append(y)
+    return mx.concatenate(outputs, axis=1), state
+
+
+def _run_one(rows: DeltaRows, row: int, state: mx.array) -> tuple[mx.array, mx.array]:
+    """The output of one row, [1, 1, Hv, Dv], and the state after it."""
     hk, (_, hv, dv, dk) = _key_heads(rows, state), state.shape
-    mixed = rows.mixed[:, :n].astype(mx.float32)
+    one = slice(row, row + 1)
+    mixed = rows.mixed[:, one].astype(mx.float32)
     q, k, v = mx.split(mixed, [hk * dk, 2 * hk * dk], axis=-1)
-    q = _unit(q.reshape(1, n, hk, dk)) * dk**-0.5
-    k = _unit(k.reshape(1, n, hk, dk))
-    v = v.reshape(1, n, hv, dv)
-    y, after = gated_delta_ops(q, k, v, rows.decay[:, :n], rows.beta[:, :n], state)
+    q = _unit(q.reshape(1, 1, hk, dk)) * dk**-0.5
+    k = _unit(k.reshape(1, 1, hk, dk))
+    v = v.reshape(1, 1, hv, dv)
+    y, after = gated_delta_ops(q, k, v, rows.decay[:, one], rows.beta[:, one], state)
     return y.astype(rows.mixed.dtype), after
 
 

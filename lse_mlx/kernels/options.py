@@ -34,8 +34,7 @@ class KernelOptions:
                 f"The kernels are {str(self.kernels)[:60]!r}: give one of {', '.join(modes)}."
             )
         for name, value in (("exact", self.exact), ("require_device_kernels", self.required)):
-            if not isinstance(value, bool):
-                raise RequestError(f"{name} is {value!r}: give True or False.")
+            check_bool(name, value)
         if self.exact and self.kernels == STOCK:
             raise RequestError(
                 "The kernels are 'stock', but exact decoding needs rows that do not depend on each "
@@ -49,6 +48,12 @@ class KernelOptions:
         """
         [mode] = [mode for mode in get_args(Mode) if mode == self.kernels]
         return Registry.for_device(Choices(mode, self.exact), self.required)
+
+
+def check_bool(name: str, value: object) -> None:
+    """RequestError for an option that must be True or False and is neither."""
+    if not isinstance(value, bool):
+        raise RequestError(f"{name} is {repr(value)[:60]}: give True or False.")
 
 
 def required_by(environ: Mapping[str, str]) -> bool:

@@ -5,13 +5,14 @@ An own form must give the numbers of stock MLX, and be faster by a margin, or st
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf, isfinite
 from statistics import median
 from time import monotonic, perf_counter
 from typing import Any
 
 import mlx.core as mx
 
-from lse_mlx.errors import KernelError
+from lse_mlx.errors import KernelError, reason
 from lse_mlx.kernels.choices import STOCK, Choices, any_rows
 
 MARGIN = 0.03
@@ -20,6 +21,9 @@ MARGIN = 0.03
 ROUNDS = 5
 PASSES = 2
 """How often a chain goes through all weights."""
+
+FAILURES = (KernelError, RuntimeError, ValueError, MemoryError)
+"""What MLX and this package raise where a form does not compile, does not run or has no room."""
 
 Timer = Callable[[Callable[[], mx.array]], float]
 """Seconds until what a chain returns is computed."""
@@ -35,6 +39,7 @@ class Contest:
     steps:     one call each, all of the shape but on different weights or caches, so that no cache
                holds what the model's own passes would have to fetch; from input to output
     tolerance: how far an own form may be from stock, relative to the largest value of stock
+    stock_is_exact: whether stock's rows, too, do not depend on how many are in the pass
     """
 
     operation: str
@@ -43,11 +48,24 @@ class Contest:
     start: mx.array
     steps: Sequence[Callable[[mx.array], mx.array]]
     tolerance: float
+    stock_is_exact: bool = False
 
     @property
     def key(self) -> str:
         """What `Choices.winners` calls it."""
         return f"{self.operation} {self.shape}"
+
+    def allows(self, result: "RaceResult") -> bool:
+        """Whether `result`, read from somewhere, can be one of this contest."""
+        forms = {STOCK, *self.own}
+        named = {*result.microseconds, *result.errors, *result.refused}
+        right = forms - result.refused.keys()
+        return (
+            named <= forms
+            and result.microseconds.keys() == right
+            and all(result.errors.get(form, inf) <= self.tolerance for form in right - {STOCK})
+            and result.winner == _fastest(result.microseconds)
+        )
 
 
 @dataclass(frozen=True)
@@ -57,8 +75,9 @@ class RaceResult:
     winner:       the form to use: an own one, or "stock"; "stock" also where no time was taken
     microseconds: of one call, the median of the rounds, for every form that ran to the end
     errors:       of every own form that ran, the largest difference from stock, relative to stock's
-                  largest value
-    refused:      own forms that may not serve, and why
+                  largest value; not finite where the form's numbers are not
+    refused:      forms that may not serve, and why; where stock itself is one of them, nothing
+                  could be compared
     """
 
     operation: str
@@ -73,14 +92,21 @@ class RaceResult:
         """What `Choices.winners` calls it."""
         return f"{self.operation} {self.shape}"
 
+    @property
+    def held(self) -> bool:
+        """Whether there was anything to compare with: stock itself ran."""
+        return STOCK not in self.refused
+
     def as_dict(self) -> dict[str, Any]:
-        """A plain dict, ready for JSON."""
+        """A plain dict, ready for JSON: what is not finite is None, and `refused` says why."""
         return {
             "operation": self.operation,
             "shape": self.shape,
             "winner": self.winner,
-            "microseconds": dict(self.microseconds),
-            "errors": dict(self.errors),
+            "microseconds": {
+                form: finite_or_none(time) for form, time in self.microseconds.items()
+            },
+            "errors": {form: finite_or_none(error) for form, error in self.errors.items()},
             "refused": dict(self.refused),
         }
 
@@ -99,23 +125,19 @@ def race(contest: Contest, choices: Choices, timer: Timer = device_timer) -> Rac
 
     A form is told to the operation by `choices`. Every call of a chain reads the result of the one
     before, so that a device can neither overlap nor skip them. The first round of each form is not
-    counted, and in the others the forms take turns, so that all meet the same machine.
+    counted, and in the others the forms take turns, so that all meet the same machine. A form that
+    fails, or whose time is no time, has lost; where stock does, there is nothing to race against.
     """
-    chains = {form: _chain(contest, choices, form) for form in (STOCK, *contest.own)}
     errors, refused = _compared(contest, choices)
-    running = [form for form in chains if form not in refused]
-    for form in running:
-        timer(chains[form])
-    spent: dict[str, list[float]] = {form: [] for form in running}
-    for turn in range(ROUNDS):
-        for at in range(len(running)):
-            form = running[(turn + at) % len(running)]
-            spent[form].append(timer(chains[form]))
-    calls = PASSES * len(contest.steps)
-    times = {form: 1e6 * median(spent[form]) / calls for form in running}
-    fastest = min(running, key=lambda form: times[form])
-    won = times[fastest] < (1 - MARGIN) * times[STOCK]
-    winner = fastest if won else STOCK
+    running = [form for form in (STOCK, *contest.own) if form not in refused]
+    times: dict[str, float] = {}
+    if STOCK in running:
+        chains = {form: _chain(contest, choices, form) for form in running}
+        times, failed = _times(chains, PASSES * len(contest.steps), timer)
+        refused |= failed
+    if STOCK in refused:
+        times = {}
+    winner = _fastest(times)
     return RaceResult(contest.operation, contest.shape, winner, times, errors, refused)
 
 
@@ -158,6 +180,8 @@ def winners(results: Iterable[RaceResult]) -> dict[str, str]:
     bad: set[tuple[str, str]] = set()
     for result in results:
         out[result.key] = result.winner
+        if not result.held:
+            continue
         key = any_rows(result.operation, result.shape)
         sums = totals.setdefault(key, {})
         bad |= {(key, form) for form in result.refused}
@@ -168,6 +192,11 @@ def winners(results: Iterable[RaceResult]) -> dict[str, str]:
         if right:
             out[key] = min(right, key=lambda form: right[form])
     return out
+
+
+def finite_or_none(number: float | None) -> float | None:
+    """A number as JSON can hold it: None for NaN and infinities, which JSON does not have."""
+    return number if number is not None and isfinite(number) else None
 
 
 def _chain(contest: Contest, choices: Choices, form: str) -> Callable[[], mx.array]:
@@ -183,25 +212,77 @@ def _chain(contest: Contest, choices: Choices, form: str) -> Callable[[], mx.arr
     return run
 
 
+def _times(
+    chains: Mapping[str, Callable[[], mx.array]], calls: int, timer: Timer
+) -> tuple[dict[str, float], dict[str, str]]:
+    """For every form that ran to the end the microseconds of a call, and why the others did not.
+
+    calls: of a chain
+    """
+    spent: dict[str, list[float]] = {form: [] for form in chains}
+    failed: dict[str, str] = {}
+    for turn in range(1 + ROUNDS):
+        running = list(spent)
+        for at in range(len(running)):
+            form = running[(turn + at) % len(running)]
+            try:
+                seconds = timer(chains[form])
+            except FAILURES as error:
+                failed[form] = _failure(error)
+            else:
+                spent[form].append(seconds)
+                if not 0 < seconds < inf:  # written so that NaN is refused
+                    failed[form] = f"its time was {seconds} s, which is none"
+            if form in failed:
+                del spent[form]
+    return {form: 1e6 * median(rounds[1:]) / calls for form, rounds in spent.items()}, failed
+
+
+def _fastest(times: Mapping[str, float]) -> str:
+    """The fastest form if it beats stock by the margin, or stock."""
+    if STOCK not in times:
+        return STOCK
+    fastest = min(times, key=lambda form: times[form])
+    return fastest if times[fastest] < (1 - MARGIN) * times[STOCK] else STOCK
+
+
 def _compared(contest: Contest, choices: Choices) -> tuple[dict[str, float], dict[str, str]]:
-    """For every own form its error, and those that may not serve."""
+    """For every own form its error, and those that may not serve.
+
+    Where stock fails, it is the only one of these.
+    """
     errors: dict[str, float] = {}
     refused: dict[str, str] = {}
-    with choices.forcing(STOCK):
-        wanted = [step(contest.start).astype(mx.float32) for step in contest.steps]
+    try:
+        wanted = _numbers(contest, choices, STOCK)
+    except FAILURES as error:
+        return {}, {STOCK: _failure(error)}
     for form in contest.own:
         try:
-            with choices.forcing(form):
-                found = [step(contest.start).astype(mx.float32) for step in contest.steps]
-        except KernelError as error:
-            refused[form] = str(error)
+            pairs = zip(wanted, _numbers(contest, choices, form), strict=True)
+            error = max(_difference(stock, own) for stock, own in pairs)
+        except FAILURES as failure:
+            refused[form] = _failure(failure)
             continue
-        pairs = zip(wanted, found, strict=True)
-        error = max(_difference(stock, own) for stock, own in pairs)
         errors[form] = error
-        if not error <= contest.tolerance:  # written so that NaN is refused
+        if not isfinite(error):
+            refused[form] = "differs from stock in what is finite"
+        elif error > contest.tolerance:
             refused[form] = f"differs from stock by {error:.2g}, more than {contest.tolerance:.2g}"
     return errors, refused
+
+
+def _numbers(contest: Contest, choices: Choices, form: str) -> list[mx.array]:
+    """What each step makes of the start."""
+    with choices.forcing(form):
+        found = [step(contest.start).astype(mx.float32) for step in contest.steps]
+    mx.eval(found)  # here, so that a failure is this form's
+    return found
+
+
+def _failure(error: Exception) -> str:
+    """Why a form lost, of an error that it raised."""
+    return str(error) if isinstance(error, KernelError) else f"fails here ({reason(error)})"
 
 
 def _difference(stock: mx.array, own: mx.array) -> float:

@@ -152,7 +152,8 @@ class Registry:
         outputs: shape and dtype of each; nothing in them is initialised
         grid:    threads in all, a multiple of `threadgroup` along each axis
         A variant that was not used before is compiled and timed here, which waits for the device.
-        Raises DoesNotRun where the device cannot compile it or refuses to launch it.
+        Raises DoesNotRun where the device cannot compile it or refuses to launch it, and ValueError
+        where such a variant's grid is no multiple of its threadgroup.
         """
         arrays = [a if isinstance(a, mx.array) else mx.array(a) for a in inputs]
         values = list(template.items()) if template else []
@@ -174,7 +175,11 @@ class Registry:
         if key in self._seen:
             out = run()
         else:
-            assert all(g % t == 0 for g, t in zip(grid, threadgroup, strict=True))
+            if any(g % t for g, t in zip(grid, threadgroup, strict=True)):
+                raise ValueError(
+                    f"The grid {grid} of the kernel {kernel.name} is no multiple of its threadgroup "
+                    f"{threadgroup}: round each axis up, and let threads behind the data do nothing."
+                )
             mx.eval(arrays)
             try:
                 out = self._first(kernel.name, _variant(values, arrays, dtypes), run)

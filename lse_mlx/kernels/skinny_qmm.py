@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from lse_mlx.errors import KernelError
 from lse_mlx.kernels.choices import STOCK, dtype_name
-from lse_mlx.kernels.registry import SMALL, Kernel, Registry
+from lse_mlx.kernels.registry import SMALL, DoesNotRun, Kernel, Registry
 from lse_mlx.kernels.row_tiles import TILE, in_tiles
 
 NAME = "skinny_qmm"
@@ -71,13 +72,16 @@ class QuantizedProduct:
     bits: int
     group_size: int
     _known: dict[tuple[int, mx.Dtype], _Alike] = field(default_factory=dict, init=False, repr=False)
+    _exact: set[tuple[str, mx.Dtype]] = field(default_factory=set, init=False, repr=False)
+    """Forms that have given an exact engine rows of a dtype: those rows must stay as they are."""
 
     def __call__(self, x: mx.array) -> mx.array:
         """x [..., in] @ W.T, accumulated in fp32: bf16, fp16 or fp32, of x's dtype [..., out].
 
         Up to eight rows take the form that `registry.choices` names; more rows are stock MLX's.
         Where choices are exact, any number of rows takes one form, eight at a time, and a row's bits
-        do not depend on the others; raises KernelError where that form does not run.
+        do not depend on the others. A form that this device refuses at its first use gives its place
+        to the next; raises KernelError where none is left, or where it served before.
         """
         registry, rows = self.registry, x.size // x.shape[-1]
         alike = self._alike(min(rows, MAX_ROWS), x.dtype)
@@ -86,12 +90,12 @@ class QuantizedProduct:
             return self._stock_of_any_size(x)
         if rows > MAX_ROWS and not registry.choices.exact:
             return self._stock(x)
+        if registry.choices.exact and not registry.choices.forced:
+            return self._in_one_form(alike, x, rows)
         chosen = registry.choices.form(NAME, alike.shape, own_forms(registry))
         if chosen == STOCK:
             return self._stock(x)
         launch = alike.launches[chosen]
-        if registry.choices.exact:  # stock MLX's rows have other bits
-            return self._launch(launch, x, rows)
         return registry.serve(
             launch.kernel.name,
             True,
@@ -145,6 +149,36 @@ class QuantizedProduct:
             template["ROWS"] = row_count
         threads = _threadgroups(self.out_width, form.tile, split) * _THREADS
         return _Launch(form.kernel, row_count, threads, mx.array(split), template)
+
+    def _in_one_form(self, alike: _Alike, x: mx.array, rows: int) -> mx.array:
+        """By one of the project's forms, the same for all calls: stock MLX's rows have other bits."""
+        registry = self.registry
+        while own := self._left(alike, x.dtype):
+            chosen = registry.choices.form(NAME, alike.shape, own)
+            launch = alike.launches[chosen]
+            try:
+                y = self._launch(launch, x, rows)
+            except DoesNotRun as error:
+                if (chosen, x.dtype) in self._exact:
+                    raise
+                registry.refused[launch.kernel.name] = str(error)
+                continue
+            self._exact.add((chosen, x.dtype))
+            return y
+        names = " and ".join(launch.kernel.name for launch in alike.launches.values())
+        raise KernelError(
+            f"Of {names} none runs on this device for {alike.shape}, so exact decoding cannot be had: "
+            "leave it out, and report what `lse-mlx selftest --json` prints."
+        )
+
+    def _left(self, alike: _Alike, dtype: mx.Dtype) -> list[str]:
+        """The forms that this device has not refused, or not before they served."""
+        refused = self.registry.refused
+        return [
+            form
+            for form, launch in alike.launches.items()
+            if launch.kernel.name not in refused or (form, dtype) in self._exact
+        ]
 
     def _launch(self, launch: _Launch, x: mx.array, rows: int) -> mx.array:
         [y] = self.registry.launch(

@@ -39,7 +39,7 @@ def topk(registry: Registry, logits: mx.array, k: int) -> tuple[mx.array, mx.arr
     if (
         registry.on_device
         and served
-        and registry.choices.form("topk", shape_name(logits, k), FORMS) == STOCK
+        and registry.choices.form("topk", shape_name(logits, k), (*FORMS, STOCK)) == STOCK
     ):
         return topk_reference(logits, k)
     return registry.serve(

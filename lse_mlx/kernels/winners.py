@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -58,23 +59,28 @@ class WinnersFile:
             stored = json.loads(self.path.read_text("utf-8"))
         except FileNotFoundError:
             return {}, ""
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError, MemoryError) as error:
             return {}, f"{self.path} cannot be read ({type(error).__name__})"
         if not isinstance(stored, dict) or stored.get("device") != dict(self.device):
             return {}, f"{self.path} is of another device"
         try:
             results = [_result(entry) for entry in stored["races"]]
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             return {}, f"{self.path} does not hold results of races"
         return {result.key: result for result in results}, ""
 
     def write(self, results: Sequence[RaceResult]) -> str:
-        """Put the results there in one step; why that failed, or ""."""
-        stored = {"device": dict(self.device), "races": [result.as_dict() for result in results]}
+        """Add the results to those there, in one step; why that failed, or "".
+
+        What another process has put there since it was read stays, and what cannot be read goes.
+        """
+        merged = self.read()[0] | {result.key: result for result in results}
+        races = [result.as_dict() for result in merged.values()]
+        text = json.dumps({"device": dict(self.device), "races": races}, indent=1, allow_nan=False)
         fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            fresh.write_text(json.dumps(stored, indent=1) + "\n", "utf-8")
+            fresh.write_text(text + "\n", "utf-8")
             fresh.replace(self.path)
         except OSError as error:
             with suppress(OSError):
@@ -84,17 +90,32 @@ class WinnersFile:
 
 
 def _result(entry: Mapping[str, Any]) -> RaceResult:
+    """A result as it was written; what a race cannot have found is a ValueError or TypeError."""
+    times = {form: _number(time) for form, time in entry["microseconds"].items()}
+    errors = {
+        form: inf if error is None else _number(error) for form, error in entry["errors"].items()
+    }
     result = RaceResult(
         operation=entry["operation"],
         shape=entry["shape"],
         winner=entry["winner"],
-        microseconds={str(form): float(time) for form, time in entry["microseconds"].items()},
-        errors={str(form): float(error) for form, error in entry["errors"].items()},
-        refused={str(form): str(why) for form, why in entry["refused"].items()},
+        microseconds=times,
+        errors=errors,
+        refused=dict(entry["refused"].items()),
     )
-    texts = (result.operation, result.shape, result.winner)
+    texts = (result.operation, result.shape, result.winner, *result.refused.values())
     if not all(isinstance(text, str) for text in texts):
         raise TypeError
-    if result.winner not in result.microseconds or result.winner in result.refused:
+    if result.winner not in times or times.keys() & result.refused.keys() or 0 in times.values():
         raise ValueError
     return result
+
+
+def _number(value: Any) -> float:
+    """A finite number, not negative: ValueError, TypeError or OverflowError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError
+    number = float(value)
+    if not 0 <= number < inf:  # written so that NaN is refused
+        raise ValueError
+    return number

@@ -29,6 +29,11 @@ Run = Callable[[Registry], Sequence[mx.array]]
 
 def checks_of(kernel: str) -> list[Check]:
     """The checks of the kernel `kernel`, in metal_kernels/<kernel>.metal."""
+    if kernel not in _CHECKS:
+        raise LookupError(
+            f"The kernel {kernel} has no check that its mutants could fail: add small calls of it to "
+            "_CHECKS in tests/kernels/mutation_checks.py."
+        )
     return _CHECKS[kernel]()
 
 

@@ -1,7 +1,10 @@
 """Own form or stock, as the mode, the race and exactness say; and options that mean nothing."""
 
+from typing import Any
+
 import pytest
 
+from lse_mlx.engine import load
 from lse_mlx.errors import KernelError, RequestError
 from lse_mlx.kernels.choices import STOCK, Choices, any_rows
 from lse_mlx.kernels.options import REQUIRED, KernelOptions, required_by
@@ -47,6 +50,15 @@ def test_exact_takes_one_own_form_whatever_the_rows(mode):
     assert form(choices, "1x64x64 4-bit") == "simd"
 
 
+@pytest.mark.parametrize("mode", ["auto", "own"])
+def test_exact_takes_stock_where_it_is_named_and_settled(mode):
+    choices = Choices(mode, exact=True)
+    assert choices.form("topk", "7x97, 5", ("chunks", STOCK)) == "chunks"
+    choices.winners[any_rows("topk", "7x97, 5")] = STOCK
+    assert choices.form("topk", "7x97, 5", ("chunks", STOCK)) == STOCK
+    assert choices.form("topk", "7x97, 5", ("chunks",)) == "chunks"
+
+
 def test_a_shape_whatever_its_rows():
     assert any_rows("skinny_qmm", "8x64x96 4-bit") == "skinny_qmm *x64x96 4-bit"
     assert any_rows("verify_attention", "3 rows, 24/4 heads of 256") == (
@@ -81,6 +93,13 @@ def test_options_that_mean_nothing_are_one_sentence(options, words: str):
         KernelOptions(**options)
     assert words in str(refused.value)
     assert str(refused.value).endswith(".")
+
+
+@pytest.mark.parametrize("option", ["warm_up", "exact", "require_device_kernels"])
+@pytest.mark.parametrize("value", ["no", None, 0, 1])
+def test_load_takes_true_or_false_and_nothing_else(option: str, value: Any):
+    with pytest.raises(RequestError, match=f"{option} is .*: give True or False"):
+        load("demo", **{option: value})
 
 
 def test_options_become_a_registry():

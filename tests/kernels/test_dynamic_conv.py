@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from lse_mlx.kernels.dynamic_conv import dynamic_conv
 from lse_mlx.kernels.registry import Registry
 from lse_mlx.selftest.definitions import convolution
-from tests.kernels.modes import assert_same_bits, in_every_mode, needs_compiler, own_registry
-from tests.metal_host.host import MetalHost
+from tests.kernels.modes import assert_same_bits, in_every_mode, needs_compiler, plain
 
 Floats = NDArray[np.float32]
 Form = Callable[[Floats, Floats, Floats, int], Floats]
@@ -24,11 +23,6 @@ def by_numpy(x: Floats, base: Floats, dynamic: Floats, side: int) -> Floats:
 def by_reference(x: Floats, base: Floats, dynamic: Floats, side: int) -> Floats:
     arrays = map(mx.array, (x, base, dynamic))
     return np.array(dynamic_conv(Registry("reference"), *arrays, side))
-
-
-def by_kernel(x: Floats, base: Floats, dynamic: Floats, side: int) -> Floats:
-    arrays = map(mx.array, (x, base, dynamic))
-    return np.array(dynamic_conv(own_registry(MetalHost().metal_kernel), *arrays, side))
 
 
 def by_kernel_in_every_mode(x: Floats, base: Floats, dynamic: Floats, side: int) -> Floats:
@@ -93,18 +87,17 @@ def test_a_block_of_a_27b_drafter(form: Form) -> None:
     np.testing.assert_allclose(form(*given, 1), convolution(*given, 1), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "form", [by_numpy, by_reference, pytest.param(by_kernel, marks=needs_compiler)]
-)
+@FORMS
 def test_a_row_does_not_depend_on_later_ones(form: Form) -> None:
     x, base, dynamic = waves(8, groups=5, channels=4)
+    whole = form(x, base, dynamic, 0)
     for rows in range(1, 8):
         some = form(x[:rows], base, dynamic[:rows], 0)
-        assert_same_bits(some, form(x, base, dynamic, 0)[:rows])
+        assert_same_bits(some, whole[:rows])
 
 
 @needs_compiler
 def test_an_array_of_numpy_is_served_by_numpy_also_on_a_device() -> None:
-    registry = own_registry(MetalHost().metal_kernel)
+    registry = plain()
     assert isinstance(dynamic_conv(registry, *waves(2, 5, 4), 0), np.ndarray)
     assert dict(registry.served) == {("dynamic_conv", "reference"): 1}

@@ -26,8 +26,14 @@ from tests.kernels.delta_rows import (
     in_float64,
     random_rows,
 )
-from tests.kernels.modes import in_every_mode, needs_compiler, own_registry
-from tests.metal_host.host import HostOptions, MetalHost
+from tests.kernels.modes import (
+    SLOWLY_IN_EVERY_MODE,
+    Harness,
+    each_harness,
+    in_every_mode,
+    needs_compiler,
+    plain,
+)
 from tests.states import in_numpy
 
 ROWS = 8
@@ -38,18 +44,17 @@ HALF_STEP = {mx.float32: 0.0, mx.bfloat16: 2.0**-8, mx.float16: 2.0**-11}
 Run = Callable[[Registry], list[mx.array]]
 
 
-def plain() -> Registry:
-    """Runs the kernel in the harness, as it is."""
-    return own_registry(MetalHost(HostOptions()).metal_kernel)
-
-
 def reference() -> Registry:
     return Registry("reference")
 
 
 each_form = pytest.mark.parametrize(
     "registry",
-    [pytest.param(plain, marks=needs_compiler, id="kernel"), pytest.param(reference, id="mlx")],
+    [
+        pytest.param(plain, marks=needs_compiler, id="kernel"),
+        SLOWLY_IN_EVERY_MODE,
+        pytest.param(reference, id="mlx"),
+    ],
 )
 
 
@@ -288,12 +293,12 @@ def test_folding_is_what_the_next_pass_does(registry: Callable[[], Registry], n:
     assert np.array_equal(in_numpy(folded), in_numpy(kept))
 
 
-@needs_compiler
-def test_at_the_size_of_the_27b_target() -> None:
+@each_harness
+def test_at_the_size_of_the_27b_target(harness: Harness) -> None:
     rows, state = random_rows(13, TARGET_27B, mx.bfloat16)
-    y, before = gated_delta_verify(plain(), cut(rows, 5, 13), cut(rows, 0, 8), 5, state, False)
-    after = gated_delta_verify(plain(), cut(rows, 5, 13), cut(rows, 0, 8), 5, state, True)[1]
-    outputs, states = stepped(plain(), rows, state)
+    y, before = gated_delta_verify(harness(), cut(rows, 5, 13), cut(rows, 0, 8), 5, state, False)
+    after = gated_delta_verify(harness(), cut(rows, 5, 13), cut(rows, 0, 8), 5, state, True)[1]
+    outputs, states = stepped(harness(), rows, state)
     assert np.array_equal(in_numpy(y), in_numpy(mx.concatenate(outputs[5:], axis=1)))
     assert np.array_equal(in_numpy(before), in_numpy(states[5]))
     assert np.array_equal(in_numpy(after), in_numpy(states[13]))
@@ -324,10 +329,10 @@ def test_an_open_pass_with_nothing_pending_keeps_the_state_itself(
     assert gated_delta_verify(registry(), rows, None, 0, state, False)[1] is state
 
 
-@needs_compiler
-def test_every_pass_and_fold_is_one_launch_of_one_variant() -> None:
+@each_harness
+def test_every_pass_and_fold_is_one_launch_of_one_variant(harness: Harness) -> None:
     heads = Heads(hk=4, hv=8, dk=32, dv=4)
-    registry, (pending, state) = plain(), random_rows(ROWS, heads)
+    registry, (pending, state) = harness(), random_rows(ROWS, heads)
     calls = 0
     for n in (1, 2, 7, 8, 40):
         rows, _ = random_rows(n, heads)

@@ -1,8 +1,10 @@
 """Races: who may win, by a scripted timer. Nothing here measures a time."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -108,6 +110,89 @@ def test_a_form_that_does_not_run_loses():
     result = Track({STOCK: 9.0, "simd": 1.0, "matrix": 5.0}, broken="simd").race()
     assert result.winner == "matrix"
     assert result.refused == {"simd": "The kernel product does not run on this device."}
+
+
+Seconds = dict[str, float | Sequence[float]]
+FAILURES = [RuntimeError("GPU timeout. Sorry."), ValueError("no such shape"), MemoryError()]
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=repr)
+def test_a_form_that_fails_loses_and_is_reported(error: Exception):
+    seconds: Seconds = {STOCK: 9.0, "simd": 1.0, "matrix": 5.0}
+    lost = {"simd": error}
+    for track in (Track(seconds, failing=lost), Track(seconds, stopped=lost)):
+        result = track.race()
+        assert result.winner == "matrix"
+        assert result.microseconds.keys() == {STOCK, "matrix"}
+        assert result.refused.keys() == {"simd"}
+        assert result.refused["simd"].startswith("fails here (")
+        assert result.held
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=repr)
+def test_where_stock_fails_nothing_is_raced(error: Exception):
+    seconds: Seconds = {STOCK: 9.0, "simd": 1.0}
+    lost = {STOCK: error}
+    for track in (Track(seconds, failing=lost), Track(seconds, stopped=lost)):
+        result = track.race()
+        assert not result.held
+        assert (result.winner, result.microseconds) == (STOCK, {})
+        assert result.refused[STOCK].startswith("fails here (")
+        assert winners([result]) == {f"product {result.shape}": STOCK}, "and none for exact"
+
+
+def test_an_interrupt_is_no_failure():
+    def timer(chain: Callable[[], mx.array]) -> float:
+        raise KeyboardInterrupt
+
+    track = Track({STOCK: 9.0, "simd": 1.0})
+    with pytest.raises(KeyboardInterrupt):
+        race(track.contest(), track.choices, timer)
+
+
+@pytest.mark.parametrize("no_time", [float("nan"), float("inf"), -1.0, 0.0])
+@pytest.mark.parametrize("round_of_it", range(1 + ROUNDS))
+def test_what_is_no_time_never_wins(no_time: float, round_of_it: int):
+    times = [1.0] * (1 + ROUNDS)
+    times[round_of_it] = no_time
+    result = Track({STOCK: 9.0, "simd": times, "matrix": 5.0}).race()
+    assert result.winner == "matrix"
+    assert result.microseconds.keys() == {STOCK, "matrix"}
+    assert "is none" in result.refused["simd"]
+    assert winners([result])["product *x4x4 4-bit"] == "matrix"
+
+
+def strict(result: RaceResult) -> dict[str, Any]:
+    return json.loads(json.dumps(result.as_dict(), allow_nan=False))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_result_is_json_whatever_a_form_gave(bad: float):
+    result = Track({STOCK: 9.0, "simd": 1.0}, wrong={"simd": bad}).race()
+    assert strict(result)["errors"] == {"simd": None}
+    assert strict(result)["refused"] == {"simd": "differs from stock in what is finite"}
+    odd = replace(result, microseconds={STOCK: 1.0, "matrix": bad})
+    assert strict(odd)["microseconds"] == {STOCK: 1.0, "matrix": None}
+
+
+def test_a_contest_allows_what_it_can_have_found():
+    track = Track({STOCK: 9.0, "simd": 1.0, "matrix": 5.0})
+    contest, found = track.contest(), track.race()
+    assert contest.allows(found)
+    lost = Track({STOCK: 9.0, "simd": 1.0, "matrix": 5.0}, wrong={"simd": 0.1}).race()
+    assert contest.allows(lost)
+    for absurd in (
+        replace(found, winner="matrix"),
+        replace(found, winner=STOCK),
+        replace(found, errors={"simd": 99.0, "matrix": 0.0}),
+        replace(found, errors={"simd": float("nan"), "matrix": 0.0}),
+        replace(found, errors={"matrix": 0.0}),
+        replace(found, microseconds={STOCK: 9.0, "simd": 1.0}),
+        replace(found, microseconds={**found.microseconds, "gone": 9.0}),
+        replace(found, refused={"simd": "wrong"}),
+        replace(found, refused={"gone": "wrong"}),
+    ):
+        assert not contest.allows(absurd)
 
 
 def test_numbers_are_compared_without_a_race():

@@ -273,3 +273,15 @@ def test_a_trace_that_mlx_does_again_is_counted_again(registry: Registry):
 
 def test_without_a_device_a_function_stays_as_it_is():
     assert Registry("reference").compiled(scaled) is scaled
+
+
+def test_a_grid_that_is_no_multiple_of_the_threadgroup_is_refused(registry: Registry) -> None:
+    with pytest.raises(ValueError, match=r"grid \(65, 1, 1\) of the kernel .* no multiple"):
+        registry.launch(
+            DOUBLE,
+            inputs=[mx.zeros(8)],
+            outputs=[((8,), mx.float32)],
+            grid=(65, 1, 1),
+            threadgroup=(32, 1, 1),
+        )
+    assert registry.counts() == KernelCounts()

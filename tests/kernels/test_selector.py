@@ -16,8 +16,7 @@ from lse_mlx.errors import DraftError
 from lse_mlx.kernels.registry import Registry
 from lse_mlx.kernels.selector import MALFORMED, NOT_FINITE, path_reference, select
 from lse_mlx.selftest.definitions import selector_scores, walk
-from tests.kernels.modes import assert_same_bits, in_every_mode, needs_compiler, own_registry
-from tests.metal_host.host import MetalHost
+from tests.kernels.modes import assert_same_bits, in_every_mode, needs_compiler, plain
 
 VOCAB = 1000
 Floats = NDArray[np.float32]
@@ -117,7 +116,7 @@ def by_reference(block: Block) -> tuple[Floats, list[int]]:
 
 
 def by_kernel(block: Block) -> tuple[Floats, list[int]]:
-    scores, path = block.select(own_registry(MetalHost().metal_kernel))
+    scores, path = block.select(plain())
     return np.array(scores), path.tolist()
 
 
@@ -128,13 +127,14 @@ def by_kernel_in_every_mode(block: Block) -> tuple[Floats, list[int]]:
 
 REFERENCE = pytest.param(by_reference, id="reference")
 KERNEL = pytest.param(by_kernel, id="kernel", marks=needs_compiler)
-FORMS = pytest.mark.parametrize("form", [REFERENCE, KERNEL])
-ALL_FORMS = pytest.mark.parametrize(
-    "form", [REFERENCE, pytest.param(by_kernel_in_every_mode, id="modes", marks=needs_compiler)]
+MODES = pytest.param(by_kernel_in_every_mode, id="modes", marks=needs_compiler)
+SLOW_MODES = pytest.param(
+    by_kernel_in_every_mode, id="modes", marks=[needs_compiler, pytest.mark.slow]
 )
+FORMS = pytest.mark.parametrize("form", [REFERENCE, MODES])
 
 
-@ALL_FORMS
+@FORMS
 def test_scores_of_a_whole_block_are_within_the_bound(form: Form) -> None:
     block = waves()
     scores, path = form(block)
@@ -142,7 +142,7 @@ def test_scores_of_a_whole_block_are_within_the_bound(form: Form) -> None:
     assert path == walk_by_hand(scores, block.ids)
 
 
-@ALL_FORMS
+@FORMS
 @pytest.mark.parametrize(
     ("positions", "k", "rank"), [(7, 5, 32), (1, 1, 7), (2, 32, 65), (3, 17, 64)]
 )
@@ -170,16 +170,16 @@ def test_the_order_of_the_sum_is_the_one_of_the_contract() -> None:
         assert asked.dtype == np.float32
         product = asked[:, :, None].astype(np.float64) * block.successors[:, None, :, r]
         sums = (product + sums).astype(np.float32)
-    assert_same_bits(sums + block.logits[:, None], by_kernel(block)[0])
+    assert_same_bits(sums + block.logits[:, None], by_kernel_in_every_mode(block)[0])
 
 
 @needs_compiler
 def test_a_position_does_not_depend_on_the_others() -> None:
     block = random_block(7, 16, 64, seed=5)
-    scores, _ = by_kernel(block)
+    scores, _ = by_kernel_in_every_mode(block)
     for p in range(7):
         one = Block(*(getattr(block, name)[p : p + 1] for name in Block.__dataclass_fields__))
-        assert_same_bits(scores[p : p + 1], by_kernel(one)[0])
+        assert_same_bits(scores[p : p + 1], by_kernel_in_every_mode(one)[0])
 
 
 def lattice(seed: int) -> tuple[Floats, NDArray[np.int32]]:
@@ -189,7 +189,7 @@ def lattice(seed: int) -> tuple[Floats, NDArray[np.int32]]:
     return scores, ids
 
 
-@ALL_FORMS
+@FORMS
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(
     "variant", ["normal", "all -0", "NaN on the path", "malformed id", "+inf beside the path"]
@@ -264,14 +264,14 @@ def test_the_reference_walk_equals_one_by_hand(seed: int) -> None:
     assert path.tolist() == walk_by_hand(scores, ids)
 
 
-@needs_compiler
+@pytest.mark.parametrize("form", [KERNEL, SLOW_MODES])
 @hypothesis_settings(max_examples=40)
-@given(st.integers(0, 10_000))
-def test_the_kernels_walk_equals_one_by_hand_on_rows_full_of_ties(seed: int) -> None:
+@given(seed=st.integers(0, 10_000))
+def test_the_kernels_walk_equals_one_by_hand_on_rows_full_of_ties(form: Form, seed: int) -> None:
     rng = np.random.default_rng(seed)
     scores = rng.integers(-1, 2, (7, 6, 6)).astype(np.float32)
     ids = rng.integers(-1 if seed % 3 == 0 else 0, 8, (7, 6)).astype(np.int32)
-    got, path = by_kernel(given_scores(scores, ids))
+    got, path = form(given_scores(scores, ids))
     np.testing.assert_array_equal(got, scores)
     assert path == walk_by_hand(scores, ids)
 
@@ -279,7 +279,7 @@ def test_the_kernels_walk_equals_one_by_hand_on_rows_full_of_ties(seed: int) -> 
 @needs_compiler
 @pytest.mark.parametrize(("positions", "k"), [(2, 33), (9, 29)])
 def test_blocks_too_large_for_one_threadgroup_go_to_the_reference(positions: int, k: int) -> None:
-    registry = own_registry(MetalHost().metal_kernel)
+    registry = plain()
     block = random_block(positions, k, 8, seed=0)
     scores, path = block.select(registry)
     assert dict(registry.served) == {("selector", "reference"): 1}

@@ -10,8 +10,15 @@ import pytest
 from lse_mlx.kernels.registry import Registry
 from lse_mlx.kernels.skinny_qmm import QuantizedProduct, parts_of_k, skinny_qmm
 from tests.kernels.affine import Codes, as_doubles, assert_within_rounding, normal
-from tests.kernels.modes import assert_same_bits, in_every_mode, needs_compiler, own_registry
-from tests.metal_host.host import MetalHost
+from tests.kernels.modes import (
+    Harness,
+    assert_same_bits,
+    each_harness,
+    every_mode,
+    in_every_mode,
+    needs_compiler,
+    plain,
+)
 
 pytestmark = needs_compiler
 
@@ -28,9 +35,9 @@ def product(registry: Registry, form: str, x: mx.array, codes: Codes) -> mx.arra
         )
 
 
-def on_host(run: Callable[[Registry], mx.array]) -> np.ndarray:
-    """What `run` returns on the plain harness, in fp32."""
-    return np.array(run(own_registry(MetalHost().metal_kernel)).astype(mx.float32))
+def on_host(harness: Harness, run: Callable[[Registry], mx.array]) -> np.ndarray:
+    """What `run` returns, in fp32."""
+    return np.array(run(harness()).astype(mx.float32))
 
 
 @each_form
@@ -73,16 +80,19 @@ def test_every_dtype_is_rounded_once(
     x = normal(7, 320, dtype=dtype)
     [y] = in_every_mode(lambda registry: [product(registry, form, x, codes)])
     assert_within_rounding(y, as_doubles(x), codes.dense(), dtype)
-    wide = on_host(lambda registry: product(registry, form, x.astype(mx.float32), codes))
+    [wide] = in_every_mode(lambda r: [product(r, form, x.astype(mx.float32), codes)])
     rounded = mx.array(wide).astype(dtype).astype(mx.float32)
     assert_same_bits(np.array(rounded), y.astype(np.float32))
 
 
+@each_harness
 @each_form
 @each_size
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
-def test_a_row_has_the_same_bits_among_one_to_eight(form: str, bits: int, dtype: mx.Dtype) -> None:
-    """All modes for each variant that is compiled and one that is not full; the others once."""
+def test_a_row_has_the_same_bits_among_one_to_eight(
+    harness: Harness, form: str, bits: int, dtype: mx.Dtype
+) -> None:
+    """In all modes always: each variant that is compiled, and one that is not full."""
     codes = Codes.random(19, 320, bits, dtype=mx.bfloat16)
     x = normal(8, 320, dtype=dtype)
     row_counts = (1, 2, 3, 8)
@@ -92,21 +102,22 @@ def test_a_row_has_the_same_bits_among_one_to_eight(form: str, bits: int, dtype:
 
     together = dict(zip(row_counts, in_every_mode(run), strict=True))
     for rows in range(1, 9):
-        y = on_host(partial(product, form=form, x=x[:rows], codes=codes))
+        y = on_host(harness, partial(product, form=form, x=x[:rows], codes=codes))
         assert_same_bits(together[8][:rows], y, f"{rows} rows")
         if rows in row_counts:
             assert_same_bits(together[rows].astype(np.float32), y, f"{rows} rows, every mode")
 
 
+@each_harness
 @each_form
 @each_size
-def test_a_row_has_the_same_bits_in_every_place(form: str, bits: int) -> None:
+def test_a_row_has_the_same_bits_in_every_place(harness: Harness, form: str, bits: int) -> None:
     codes = Codes.random(21, 576, bits)
     x = normal(8, 576)
     [straight] = in_every_mode(lambda registry: [product(registry, form, x, codes)])
     for place in range(1, 8):
         rolled = mx.roll(x, place, axis=0)
-        y = on_host(partial(product, form=form, x=rolled, codes=codes))
+        y = on_host(harness, partial(product, form=form, x=rolled, codes=codes))
         assert_same_bits(np.roll(straight, place, axis=0), y, f"rolled by {place}")
 
 
@@ -174,12 +185,13 @@ def test_a_broken_group_stays_in_its_output(form: str) -> None:
     assert_same_bits(np.delete(whole, 3, axis=1), np.delete(y, 3, axis=1))
 
 
+@each_harness
 @each_form
 @pytest.mark.parametrize("out_width", [8_200, 16_400, 33_000, 65_600])
-def test_k_in_every_number_of_parts(form: str, out_width: int) -> None:
+def test_k_in_every_number_of_parts(harness: Harness, form: str, out_width: int) -> None:
     codes = Codes.random(out_width, 320, 4, dtype=mx.bfloat16)
     x = normal(2, 320)
-    y = on_host(lambda registry: product(registry, form, x, codes))
+    y = on_host(harness, lambda registry: product(registry, form, x, codes))
     assert_within_rounding(y, as_doubles(x), codes.dense(), mx.float32)
 
 
@@ -191,21 +203,28 @@ def test_fewer_outputs_cut_k_into_more_parts() -> None:
 @pytest.mark.slow
 @each_form
 @pytest.mark.parametrize(
-    ("bits", "in_width", "out_width"),
+    ("harness", "bits", "in_width", "out_width"),
     [
-        (4, 5_120, 17_408),
-        (4, 17_408, 5_120),
-        (4, 5_120, 48),
-        (4, 5_120, 248_320),
-        (8, 25_600, 5_120),
-        (8, 5_120, 34_816),
+        (every_mode, 4, 5_120, 17_408),
+        (every_mode, 4, 17_408, 5_120),
+        (every_mode, 4, 5_120, 48),
+        (plain, 4, 5_120, 248_320),
+        (every_mode, 8, 25_600, 5_120),
+        (every_mode, 8, 5_120, 34_816),
     ],
 )
-def test_the_shapes_of_a_27b_pair(form: str, bits: int, in_width: int, out_width: int) -> None:
-    """Some outputs at both ends; the others are the same code at addresses in between."""
+def test_the_shapes_of_a_27b_pair(
+    harness: Harness, form: str, bits: int, in_width: int, out_width: int
+) -> None:
+    """Some outputs at both ends; the others are the same code at addresses in between.
+
+    The vocabulary runs plainly alone: checked, it takes eight minutes under each seed. In every mode
+    its K runs here with fewer outputs, and K in one part, as it has it, in
+    `test_k_in_every_number_of_parts`. The others take one or two minutes.
+    """
     codes = Codes.random(out_width, in_width, bits, dtype=mx.bfloat16)
     x = normal(8, in_width)
-    y = on_host(lambda registry: product(registry, form, x, codes))
+    y = on_host(harness, lambda registry: product(registry, form, x, codes))
     for part in (slice(0, 40), slice(out_width - 40, out_width)):
         some = Codes(codes.weight[part], codes.scales[part], codes.biases[part], bits, 64)
         assert_within_rounding(y[:, part], as_doubles(x), some.dense(), mx.float32)
@@ -217,19 +236,21 @@ def test_the_shapes_of_a_27b_pair(form: str, bits: int, in_width: int, out_width
 def test_rows_have_the_same_bits_at_the_shapes_of_a_27b_target(
     form: str, in_width: int, out_width: int
 ) -> None:
+    """Plainly alone: checked, eight products take minutes. Every number of rows runs in every mode
+    at small shapes, and eight rows at these ones above.
+    """
     codes = Codes.random(out_width, in_width, 4, dtype=mx.bfloat16)
     x = normal(8, in_width, dtype=mx.bfloat16)
-    eight = on_host(partial(product, form=form, x=x, codes=codes))
+    eight = on_host(plain, partial(product, form=form, x=x, codes=codes))
     for rows in range(1, 8):
-        y = on_host(partial(product, form=form, x=x[:rows], codes=codes))
+        y = on_host(plain, partial(product, form=form, x=x[:rows], codes=codes))
         assert_same_bits(eight[:rows], y, f"{rows} rows")
 
 
 def test_a_product_keeps_leading_dimensions() -> None:
     codes = Codes.random(21, 320, 4)
     x = normal(2, 3, 320)
-    registry = own_registry(MetalHost().metal_kernel)
-    of = QuantizedProduct(registry, codes.weight, codes.scales, codes.biases, 4, 64)
+    of = QuantizedProduct(every_mode(), codes.weight, codes.scales, codes.biases, 4, 64)
     assert (of.in_width, of.out_width) == (320, 21)
     y = of(x)
     assert y.shape == (2, 3, 21)

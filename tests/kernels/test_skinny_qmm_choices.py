@@ -1,6 +1,8 @@
 """Which products the kernels take, and what serves the others."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -125,11 +127,56 @@ def test_a_kernel_that_does_not_run_is_served_by_stock_and_said() -> None:
     assert registry.served["skinny_qmm_matrix", "metal"] == 1
 
 
-def test_an_exact_product_that_does_not_run_is_an_error() -> None:
-    """Stock's rows have other bits than those of a form that served before."""
+def test_an_exact_product_takes_the_next_form_where_one_is_refused() -> None:
     registry = dice(exact=True, refusing=("skinny_qmm",))
+    first, second = (of(Codes.random(21, 320, 4), registry) for _ in range(2))
+    for product in (first, second):
+        for rows in (3, 1, 9):
+            assert product(normal(rows, 320)).shape == (rows, 21)
+    assert list(registry.refused) == ["skinny_qmm"]
+    assert "threadgroup too large" in registry.refused["skinny_qmm"]
+    assert registry.served == {("skinny_qmm_matrix", "metal"): 6}
+    assert list(registry.choices.chosen.values()) == ["matrix"]
+    with registry.choices.forcing("simd"), pytest.raises(KernelError, match="does not run"):
+        first(normal(3, 320))
+
+
+def test_an_exact_product_of_which_no_form_runs_is_an_error() -> None:
+    """Stock's rows have other bits than those of a form that served before."""
+    registry = dice(exact=True, refusing=("skinny_qmm", "skinny_qmm_matrix"))
+    for _ in range(2):
+        with pytest.raises(KernelError, match="none runs on this device for 3x320x21"):
+            of(Codes.random(21, 320, 4), registry)(normal(3, 320))
+    assert not registry.served
+
+
+def test_an_exact_product_does_not_change_its_form_once_it_served() -> None:
+    """One row runs, and eight, which are compiled apart, do not: matrix would have other bits."""
+    registry = dice(exact=True)
+    answer = registry.build
+
+    def build(*, name: str, **text: Any) -> Callable[..., list[mx.array]]:
+        assert answer is not None
+        run = answer(name=name, **text)
+
+        def call(**arguments: Any) -> list[mx.array]:
+            if name == "skinny_qmm" and ("ROWS", 8) in arguments["template"]:
+                raise RuntimeError("too many registers")
+            return run(**arguments)
+
+        return call
+
+    registry.build = build
+    product = of(Codes.random(21, 320, 4), registry)
+    product(normal(1, 320))
     with pytest.raises(KernelError, match="skinny_qmm does not run on this device"):
-        of(Codes.random(21, 320, 4), registry)(normal(3, 320))
+        product(normal(8, 320))
+    product(normal(1, 320))
+    assert registry.served == {("skinny_qmm", "metal"): 2}
+    other = of(Codes.random(21, 320, 4), registry)
+    other(normal(8, 320))
+    other(normal(1, 320))
+    assert registry.served == {("skinny_qmm", "metal"): 2, ("skinny_qmm_matrix", "metal"): 2}
 
 
 @needs_compiler

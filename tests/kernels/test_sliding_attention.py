@@ -13,7 +13,14 @@ from lse_mlx.kernels.sliding_attention import (
     sliding_attention_reference,
 )
 from tests.kernels.attention_in_float64 import Window, random_window
-from tests.kernels.modes import assert_same_bits, in_every_mode, needs_compiler, own_registry
+from tests.kernels.modes import (
+    Harness,
+    assert_same_bits,
+    each_harness,
+    in_every_mode,
+    needs_compiler,
+    own_registry,
+)
 from tests.metal_host.host import HostOptions, MetalHost
 
 WINDOW, SLOTS = 2048, 2055
@@ -36,8 +43,8 @@ def by_reference(window: Window) -> np.ndarray:
     return np.array(sliding_attention_reference(queries, ring, block, window.view()))
 
 
-def plain(window: Window) -> np.ndarray:
-    [out] = by_kernel(window)(own_registry(MetalHost(HostOptions()).metal_kernel))
+def attended(harness: Harness, window: Window) -> np.ndarray:
+    [out] = by_kernel(window)(harness())
     return np.array(out)
 
 
@@ -79,35 +86,29 @@ def test_the_check_of_the_reference_engine(live: int, rewind: int) -> None:
     assert_close(by_reference(window), window)
 
 
-@needs_compiler
-def test_the_check_of_the_reference_engine_without_a_rewind() -> None:
+@each_harness
+def test_the_check_of_the_reference_engine_without_a_rewind(harness: Harness) -> None:
     window = check_data(SLOTS, 4, 2)
-    assert_close(plain(window), window, 5e-7)
+    assert_close(attended(harness, window), window, 5e-7)
 
 
-@needs_compiler
+@each_harness
 @pytest.mark.parametrize(("live", "rewind"), [(17, 0), (17, 3), (1024, 3), (SLOTS, 0), (SLOTS, 3)])
-def test_the_split_over_keys_at_the_drafters_own_shape(live: int, rewind: int) -> None:
+def test_the_split_over_keys_at_the_drafters_own_shape(
+    harness: Harness, live: int, rewind: int
+) -> None:
     window = check_data(live, 32, 8, rewind, position=live if live < SLOTS else 2 * SLOTS + 1)
-    assert_close(plain(window), window, 5e-7)
+    assert_close(attended(harness, window), window, 5e-7)
 
 
-@needs_compiler
-@pytest.mark.slow
-def test_the_drafters_own_shape_in_every_mode() -> None:
-    window = check_data(1024, 32, 8, rewind=3)
-    [out] = in_every_mode(by_kernel(window))
-    assert_close(out, window, 5e-7)
-
-
-@needs_compiler
+@each_harness
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 160, 192, 256])
-def test_head_sizes(head_dim: int) -> None:
+def test_head_sizes(harness: Harness, head_dim: int) -> None:
     """Also those whose rows do not fill the memory that keys are laid into."""
     window = random_window(
         0, head_dim=head_dim, live=37, position=50, window=40, slots=47, heads=3, kv_heads=1
     )
-    assert_close(plain(window), window, 5e-6)
+    assert_close(attended(harness, window), window, 5e-6)
     assert_close(by_reference(window), window)
 
 
@@ -122,10 +123,10 @@ def test_each_way_that_rows_are_cut_up_in_every_mode(head_dim: int) -> None:
     assert_close(out, window, 5e-6)
 
 
-@needs_compiler
+@each_harness
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (5, 1), (6, 3), (16, 2)])
 @pytest.mark.parametrize("rows", [1, 3, 8])
-def test_groups_and_row_counts(heads: int, kv_heads: int, rows: int) -> None:
+def test_groups_and_row_counts(harness: Harness, heads: int, kv_heads: int, rows: int) -> None:
     window = random_window(
         1,
         rows=rows,
@@ -137,26 +138,28 @@ def test_groups_and_row_counts(heads: int, kv_heads: int, rows: int) -> None:
         window=30,
         slots=40,
     )
-    assert_close(plain(window), window, 5e-6)
+    assert_close(attended(harness, window), window, 5e-6)
 
 
-@needs_compiler
+@each_harness
 @pytest.mark.parametrize("live", [0, 1, 23, 24, 25, 31, 32, 247, 248, 249, 255, 256, 257, 512])
-def test_live_counts_around_the_edges_of_tiles_and_partitions(live: int) -> None:
+def test_live_counts_around_the_edges_of_tiles_and_partitions(harness: Harness, live: int) -> None:
     window = random_window(
         2, head_dim=32, live=live, position=600 + live, window=10_000, slots=max(live, 1)
     )
-    assert_close(plain(window), window, 5e-6)
+    assert_close(attended(harness, window), window, 5e-6)
 
 
-@needs_compiler
+@each_harness
 @pytest.mark.parametrize("window", [1, 2, 3, 8, 9, 60, 200])
-def test_the_window_hides_old_rows_from_each_query_by_position(window: int) -> None:
+def test_the_window_hides_old_rows_from_each_query_by_position(
+    harness: Harness, window: int
+) -> None:
     """Also where a whole partition is out of sight, and where the ring has turned."""
     held = random_window(
         3, head_dim=32, live=300, position=1234, window=window, slots=301, heads=2, kv_heads=1
     )
-    assert_close(plain(held), held, 5e-6)
+    assert_close(attended(harness, held), held, 5e-6)
     assert_close(by_reference(held), held)
 
 
@@ -170,16 +173,18 @@ def test_windows_in_every_mode(window: int) -> None:
     assert_close(out, held, 5e-6)
 
 
-@needs_compiler
+@each_harness
 @pytest.mark.parametrize("position", [300, 301, 333, 5000])
-def test_where_the_rows_lie_in_the_ring_does_not_change_a_bit(position: int) -> None:
+def test_where_the_rows_lie_in_the_ring_does_not_change_a_bit(
+    harness: Harness, position: int
+) -> None:
     rows = random_window(4, head_dim=32, live=300, position=300, window=200, slots=303)
     turned = Window(rows.queries, rows.keys, rows.values, position, 200, 303)
-    assert_same_bits(plain(rows), plain(turned))
+    assert_same_bits(attended(harness, rows), attended(harness, turned))
 
 
-@needs_compiler
-def test_rows_do_not_depend_on_how_many_are_in_the_block() -> None:
+@each_harness
+def test_rows_do_not_depend_on_how_many_are_in_the_block(harness: Harness) -> None:
     """As far as they see the same: here the committed rows and the first row of the block."""
     whole = random_window(5, head_dim=64, live=70, position=70, window=500, slots=80)
     alone = Window(
@@ -198,9 +203,9 @@ def test_rows_do_not_depend_on_how_many_are_in_the_block() -> None:
         500,
         80,
     )
-    out = plain(twice)
+    out = attended(harness, twice)
     np.testing.assert_array_equal(out[0], out[1])
-    assert_close(plain(alone), alone, 5e-6)
+    assert_close(attended(harness, alone), alone, 5e-6)
 
 
 MICRO = Window(
@@ -240,16 +245,17 @@ def test_what_only_an_earlier_query_sees_does_no_harm_to_a_later_one(bad: float)
     spoiled.values[:, first_seen] = bad
     spoiled.keys[:, : first_seen + 1] = np.nan
     [out] = in_every_mode(by_kernel(spoiled))
-    assert_same_bits(out[3:], plain(window)[3:])
+    [clean] = in_every_mode(by_kernel(window))
+    assert_same_bits(out[3:], clean[3:])
     assert np.isnan(out[:3]).all(), "a NaN that is seen is not lost"
 
 
-@needs_compiler
+@each_harness
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_scores_that_are_not_finite_come_out_as_nan(value: float) -> None:
+def test_scores_that_are_not_finite_come_out_as_nan(harness: Harness, value: float) -> None:
     window = random_window(7, head_dim=32, live=5, position=5, window=30, slots=8)
     window.queries[4, 1] = value
-    out = plain(window).reshape(8, 4, 32)
+    out = attended(harness, window).reshape(8, 4, 32)
     assert np.isnan(out[4, 1]).all()
     out[4, 1] = 0
     assert np.isfinite(out).all()
@@ -308,9 +314,9 @@ def test_the_split_of_the_reference_engine_on_a_cpu() -> None:
         assert_close(by_reference(window), window, 2e-6)
 
 
-@needs_compiler
-def test_lengths_and_positions_compile_nothing_anew() -> None:
-    registry = own_registry(MetalHost(HostOptions()).metal_kernel)
+@each_harness
+def test_lengths_and_positions_compile_nothing_anew(harness: Harness) -> None:
+    registry = harness()
     for live, position in [(1, 1), (7, 7), (8, 8), (300, 1000), (300, 100_000)]:
         window = random_window(10, head_dim=32, live=live, position=position, window=200, slots=300)
         by_kernel(window)(registry)

@@ -14,7 +14,13 @@ from lse_mlx.kernels.choices import Choices
 from lse_mlx.kernels.registry import Registry
 from lse_mlx.kernels.topk import CHUNKS, MERGE, NO_ID, stage_chunks, topk
 from lse_mlx.selftest.definitions import best
-from tests.kernels.modes import assert_same_bits, in_every_mode, needs_compiler, own_registry
+from tests.kernels.modes import (
+    assert_same_bits,
+    every_mode,
+    in_every_mode,
+    needs_compiler,
+    plain,
+)
 from tests.kernels.sorted_rows import Rows, edges, more_edges, planted, waves
 from tests.metal_host.host import MetalHost
 
@@ -27,7 +33,7 @@ def by_reference(logits: Rows | mx.array, k: int) -> tuple[np.ndarray, np.ndarra
 
 
 def by_kernels(logits: Rows | mx.array, k: int) -> tuple[np.ndarray, np.ndarray]:
-    values, ids = topk(own_registry(MetalHost().metal_kernel), mx.array(logits), k)
+    values, ids = topk(plain(), mx.array(logits), k)
     return np.array(values), np.array(ids)
 
 
@@ -39,6 +45,9 @@ def by_kernels_in_every_mode(logits: Rows | mx.array, k: int) -> tuple[np.ndarra
 REFERENCE = pytest.param(by_reference, id="reference")
 KERNELS = pytest.param(by_kernels, id="kernels", marks=needs_compiler)
 MODES = pytest.param(by_kernels_in_every_mode, id="every mode", marks=needs_compiler)
+SLOW_MODES = pytest.param(
+    by_kernels_in_every_mode, id="every mode", marks=[needs_compiler, pytest.mark.slow]
+)
 
 
 def assert_best(form: Form, logits: Rows, k: int) -> None:
@@ -49,15 +58,9 @@ def assert_best(form: Form, logits: Rows, k: int) -> None:
     assert_same_bits(expected, values, "values")
 
 
-@pytest.mark.parametrize("form", [REFERENCE, KERNELS])
+@pytest.mark.parametrize("form", [REFERENCE, KERNELS, SLOW_MODES])
 def test_rows_as_wide_as_a_real_vocabulary(form: Form) -> None:
     assert_best(form, waves(), 16)
-
-
-@pytest.mark.slow
-@needs_compiler
-def test_rows_as_wide_as_a_real_vocabulary_in_every_mode() -> None:
-    assert_best(by_kernels_in_every_mode, waves(), 16)
 
 
 @pytest.mark.parametrize("form", [REFERENCE, MODES])
@@ -66,7 +69,7 @@ def test_edge_rows(form: Form, k: int) -> None:
     assert_best(form, edges(), k)
 
 
-@pytest.mark.parametrize("form", [REFERENCE, KERNELS])
+@pytest.mark.parametrize("form", [REFERENCE, KERNELS, SLOW_MODES])
 @pytest.mark.parametrize("k", [1, 3, 16])
 def test_more_edge_rows(form: Form, k: int) -> None:
     for logits in more_edges():
@@ -79,33 +82,37 @@ def test_planted_rows_by_the_reference(width: int, k: int, seed: int) -> None:
 
 
 # Of 17 and 24 whole lists leave places of the 512 unused, 32 has a full list a SIMD-group.
-@needs_compiler
+@pytest.mark.parametrize("form", [KERNELS, SLOW_MODES])
 @hypothesis_settings(max_examples=60)
-@given(st.integers(1, 6000), st.sampled_from([1, 2, 16, 17, 24, 32]), st.integers(0, 10_000))
-def test_planted_rows_by_the_kernels(width: int, k: int, seed: int) -> None:
+@given(
+    width=st.integers(1, 6000),
+    k=st.sampled_from([1, 2, 16, 17, 24, 32]),
+    seed=st.integers(0, 10_000),
+)
+def test_planted_rows_by_the_kernels(form: Form, width: int, k: int, seed: int) -> None:
     if k <= width:
-        assert_best(by_kernels, planted(3, width, seed), k)
+        assert_best(form, planted(3, width, seed), k)
 
 
-@needs_compiler
+@pytest.mark.parametrize("form", [KERNELS, SLOW_MODES])
 @pytest.mark.parametrize("k", [15, 16, 17, 32])
 @pytest.mark.parametrize("start", [0, 1, 240, 256, 480])
-def test_the_best_side_by_side(start: int, k: int) -> None:
+def test_the_best_side_by_side(form: Form, start: int, k: int) -> None:
     """One in each of the groups whose worst is the bound, which then is the last of the best."""
     logits = np.full((1, 512), -9, np.float32)
     logits[0, start : start + k] = np.arange(k)
-    assert_best(by_kernels, logits, k)
+    assert_best(form, logits, k)
 
 
-@needs_compiler
+@pytest.mark.parametrize("form", [KERNELS, SLOW_MODES])
 @pytest.mark.parametrize("k", [16, 17, 32])
-def test_the_best_in_one_chunk(k: int) -> None:
+def test_the_best_in_one_chunk(form: Form, k: int) -> None:
     """A whole list of one merge is the answer, the first, the last or one between."""
     lists = 512 // k
     for chunk in (0, lists // 2, lists - 1, lists):
         logits = np.full((1, lists * 512 + 512), -9, np.float32)
         logits[0, chunk * 512 + 100 :][:k] = np.arange(k)
-        assert_best(by_kernels, logits, k)
+        assert_best(form, logits, k)
 
 
 @needs_compiler
@@ -149,7 +156,7 @@ def test_places_without_a_candidate_hold_minus_infinity_and_no_column(width: int
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", [REFERENCE, KERNELS])
+@pytest.mark.parametrize("form", [REFERENCE, KERNELS, MODES])
 def test_the_widest_row(form: Form) -> None:
     """16,777,215 columns: the last of them is a column still, the next would mean none."""
     logits = (np.arange(NO_ID) % 1009 - 1009).astype(np.float32)[None]
@@ -157,7 +164,7 @@ def test_the_widest_row(form: Form) -> None:
     assert_best(form, logits, 16)
 
 
-@pytest.mark.parametrize("form", [REFERENCE, KERNELS])
+@pytest.mark.parametrize("form", [REFERENCE, MODES])
 def test_bfloat16_is_widened(form: Form) -> None:
     logits = mx.array(planted(3, 1500, 1)).astype(mx.bfloat16)
     expected, columns = best(np.array(logits.astype(mx.float32)), 16)
@@ -166,11 +173,11 @@ def test_bfloat16_is_widened(form: Form) -> None:
     assert_same_bits(expected, values, "values")
 
 
-@needs_compiler
-def test_a_nan_keeps_its_bits_and_a_negative_one_comes_no_later() -> None:
+@pytest.mark.parametrize("form", [KERNELS, SLOW_MODES])
+def test_a_nan_keeps_its_bits_and_a_negative_one_comes_no_later(form: Form) -> None:
     bits = np.zeros((1, 600), np.uint32)
     bits[0, [40, 590]] = [0xFFC01234, 0x7F800001]
-    values, ids = by_kernels(bits.view(np.float32), 3)
+    values, ids = form(bits.view(np.float32), 3)
     assert ids.tolist() == [[40, 590, 0]]
     assert values.view(np.uint32).tolist() == [[0xFFC01234, 0x7F800001, 0]]
 
@@ -197,7 +204,7 @@ def test_what_serves_which_call() -> None:
         mx.eval(topk(registry, logits, k))
         return dict(registry.served)
 
-    own = own_registry(MetalHost().metal_kernel)
+    own = every_mode()
     row = mx.zeros((1, 1000))
     assert served(own, row, 16) == {("topk_chunk", "metal"): 1, ("topk_merge", "metal"): 1}
     assert served(own, row, 33) == {("topk", "reference"): 1}, "a list has at most 32 places"

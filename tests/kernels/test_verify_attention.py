@@ -19,7 +19,13 @@ from lse_mlx.kernels.verify_attention import (
     verify_attention,
 )
 from tests.kernels.attention_in_float64 import as_float64, causal
-from tests.kernels.modes import assert_same_bits, in_every_mode, needs_compiler, own_registry
+from tests.kernels.modes import (
+    Harness,
+    assert_same_bits,
+    each_harness,
+    in_every_mode,
+    needs_compiler,
+)
 from tests.metal_host.host import HostOptions, MetalHost
 
 ROUNDING = {mx.float32: 3e-6, mx.bfloat16: 2**-8, mx.float16: 2**-11}
@@ -53,8 +59,8 @@ class Cache:
         assert registry.counts().reference_calls == 0
         return out
 
-    def plain(self, rows: int, length: int | None = None) -> np.ndarray:
-        return numpy(self.run(host_registry(), rows, length))
+    def out(self, harness: Harness, rows: int, length: int | None = None) -> np.ndarray:
+        return numpy(self.run(harness(), rows, length))
 
     def expected(self, rows: int) -> np.ndarray:
         """[heads, rows, D] in float64, of the stored numbers."""
@@ -93,9 +99,8 @@ def cache(
     return Cache(queries, held(), held(), length)
 
 
-def host_registry(choices: Choices | None = None) -> Registry:
-    build = MetalHost(HostOptions()).metal_kernel
-    return Registry("metal", build=build, choices=choices) if choices else own_registry(build)
+def host_registry(choices: Choices) -> Registry:
+    return Registry("metal", build=MetalHost(HostOptions()).metal_kernel, choices=choices)
 
 
 def numpy(array: mx.array) -> np.ndarray:
@@ -115,65 +120,65 @@ def test_rows_at_the_end_of_a_cache(dtype: mx.Dtype, rows: int) -> None:
     held.assert_close(out, rows)
 
 
-@needs_compiler
+@each_harness
 @pytest.mark.parametrize("length", [*range(1, 21), 127, 128, 129, 255, 256, 257])
-def test_lengths(length: int) -> None:
+def test_lengths(harness: Harness, length: int) -> None:
     held = cache(length, heads=24, kv_heads=4)
     rows = min(length, 8)
-    held.assert_close(held.plain(rows), rows)
+    held.assert_close(held.out(harness, rows), rows)
 
 
-@needs_compiler
+@each_harness
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"),
     [(4, 2, 64), (2, 1, 32), (1, 1, 256), (8, 1, 256), (12, 2, 128), (3, 1, 96), (48, 1, 64)],
 )
-def test_groups_and_head_sizes(heads: int, kv_heads: int, head_dim: int) -> None:
+def test_groups_and_head_sizes(harness: Harness, heads: int, kv_heads: int, head_dim: int) -> None:
     """Also more query heads of one key/value head than a threadgroup holds for eight rows."""
     held = cache(70, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
-    held.assert_close(held.plain(8), 8)
+    held.assert_close(held.out(harness, 8), 8)
 
 
-@needs_compiler
+@each_harness
 @pytest.mark.parametrize("length", [1030, 2047, 2048, 2049, 2570])
-def test_several_partitions_of_both_sizes(length: int) -> None:
+def test_several_partitions_of_both_sizes(harness: Harness, length: int) -> None:
     held = cache(length, heads=2, kv_heads=1, head_dim=32, dtype=mx.float32)
-    held.assert_close(held.plain(8), 8)
+    held.assert_close(held.out(harness, 8), 8)
     counts = {1030: 9, 2047: 16, 2048: 16, 2049: 17, 2570: 18}
     assert partition_count(length) == counts[length]
 
 
-@needs_compiler
+@each_harness
 @pytest.mark.parametrize(
     ("dtype", "heads", "kv_heads", "head_dim"),
     [(mx.bfloat16, 6, 1, 256), (mx.float32, 4, 2, 64)],
     ids=str,
 )
 def test_a_row_has_the_same_bits_in_passes_of_any_width(
-    dtype: mx.Dtype, heads: int, kv_heads: int, head_dim: int
+    harness: Harness, dtype: mx.Dtype, heads: int, kv_heads: int, head_dim: int
 ) -> None:
     """The rows lie across a partition's edge, so narrower passes also have fewer partitions."""
     held = cache(132, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
-    whole = held.plain(8)
+    whole = held.out(harness, 8)
     for rows in range(1, 8):
         for last in range(rows, 9):
-            part = held.plain(rows, held.length - 8 + last)
+            part = held.out(harness, rows, held.length - 8 + last)
             assert_same_bits(whole[:, :, last - rows : last], part, f"{rows} rows to {last}")
 
 
-@needs_compiler
-def test_a_row_has_the_same_bits_across_the_edge_of_the_larger_partitions() -> None:
+@each_harness
+def test_a_row_has_the_same_bits_across_the_edge_of_the_larger_partitions(harness: Harness) -> None:
     held = cache(2052, heads=4, kv_heads=2, head_dim=64)
-    whole = held.plain(8)
-    singly = [held.plain(1, held.length - 7 + i) for i in range(8)]
+    whole = held.out(harness, 8)
+    singly = [held.out(harness, 1, held.length - 7 + i) for i in range(8)]
     assert_same_bits(whole, np.concatenate(singly, axis=2))
 
 
-@needs_compiler
+@each_harness
 @pytest.mark.parametrize("capacity", [40, 41, 256, 1024])
-def test_capacity_changes_no_bit(capacity: int) -> None:
+def test_capacity_changes_no_bit(harness: Harness, capacity: int) -> None:
     tight, wide = (cache(40, capacity=c, head_dim=64) for c in (40, capacity))
-    assert_same_bits(tight.plain(8), wide.plain(8))
+    assert_same_bits(tight.out(harness, 8), wide.out(harness, 8))
 
 
 @needs_compiler
@@ -184,26 +189,30 @@ def test_a_later_row_that_is_not_finite_does_no_harm(bad: float) -> None:
     keys[:, :, 36], values[:, :, 36] = np.nan, bad
     spoiled = Cache(held.queries, mx.array(keys), mx.array(values), 40)
     [out] = in_every_mode(lambda registry: [spoiled.run(registry, 8)])
-    assert_same_bits(held.plain(8)[:, :, :4], out[:, :, :4])
+    [clean] = in_every_mode(lambda registry: [held.run(registry, 8)])
+    assert_same_bits(clean[:, :, :4], out[:, :, :4])
     assert np.isnan(out[:, :, 4:]).all(), "a NaN that is seen is not lost"
 
 
-@needs_compiler
-def test_a_score_that_is_not_finite_comes_out_as_nan_for_its_row_alone() -> None:
+@each_harness
+def test_a_score_that_is_not_finite_comes_out_as_nan_for_its_row_alone(harness: Harness) -> None:
     held = cache(40, head_dim=64, dtype=mx.float32)
     queries = np.array(held.queries)
     queries[0, 3, 5, 0] = np.inf
-    out = Cache(mx.array(queries), held.keys, held.values, 40).plain(8)
+    out = Cache(mx.array(queries), held.keys, held.values, 40).out(harness, 8)
     assert np.isnan(out[0, 3, 5]).all()
     out[0, 3, 5] = 0
     assert np.isfinite(out).all()
 
 
-@needs_compiler
+@each_harness
 @pytest.mark.parametrize("rows", [9, 16, 63, 65, 130])
-def test_a_piece_of_a_prompt_goes_in_tiles_where_decoding_is_exact(rows: int) -> None:
+def test_a_piece_of_a_prompt_goes_in_tiles_where_decoding_is_exact(
+    harness: Harness, rows: int
+) -> None:
     held = cache(150, heads=4, kv_heads=2, head_dim=32, rows=150)
-    registry = host_registry(Choices(exact=True))
+    registry = harness()
+    registry.choices = Choices(exact=True)
     out = numpy(held.run(registry, rows))
     held.assert_close(out, rows)
     last = [numpy(held.run(registry, 1, 151 - n)) for n in (1, 2, 8, 9)]
@@ -219,19 +228,19 @@ def test_the_target_of_the_pair_in_every_mode() -> None:
     held.assert_close(out, 8)
 
 
-@needs_compiler
+@each_harness
 @pytest.mark.slow
-def test_the_target_of_the_pair_behind_thousands_of_keys() -> None:
+def test_the_target_of_the_pair_behind_thousands_of_keys(harness: Harness) -> None:
     held = cache(2600, heads=24, kv_heads=4)
-    whole = held.plain(8)
+    whole = held.out(harness, 8)
     held.assert_close(whole, 8)
     for last in (1, 4, 8):
-        assert_same_bits(whole[:, :, last - 1 : last], held.plain(1, held.length - 8 + last))
+        assert_same_bits(whole[:, :, last - 1 : last], held.out(harness, 1, held.length - 8 + last))
 
 
-@needs_compiler
-def test_widths_compile_once_and_lengths_never() -> None:
-    registry = host_registry(Choices(mode="own"))
+@each_harness
+def test_widths_compile_once_and_lengths_never(harness: Harness) -> None:
+    registry = harness()
     short, longer = (cache(n, heads=2, kv_heads=1, head_dim=32, rows=16) for n in (40, 700))
     for rows in (1, 4, 5, 8):  # one vector of a SIMD-group up to four rows, then two
         for held in (short, longer):
@@ -353,9 +362,9 @@ def test_the_scale_is_the_callers() -> None:
     np.testing.assert_allclose(numpy(out)[0], expected, atol=2e-5)
 
 
-@needs_compiler
-def test_the_scale_is_the_callers_in_the_kernel() -> None:
+@each_harness
+def test_the_scale_is_the_callers_in_the_kernel(harness: Harness) -> None:
     held = cache(20, head_dim=64, dtype=mx.float32)
     arrays = (as_float64(a)[0] for a in (held.queries, held.keys, held.values))
-    out = verify_attention(host_registry(), held.queries, held.keys, held.values, 20, 0.5)
+    out = verify_attention(harness(), held.queries, held.keys, held.values, 20, 0.5)
     np.testing.assert_allclose(numpy(out)[0], causal(*arrays, 20, scale=0.5), atol=2e-5)

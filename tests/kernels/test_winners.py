@@ -57,10 +57,31 @@ def _stored(change: dict) -> str:
     return json.dumps({"device": DEVICE, "races": [entry | change]})
 
 
+HUGE = "1" + 400 * "0"
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "",
+        "[" * 100_000,
+        '{"device":' * 100_000,
+        _stored({"microseconds": {"stock": 77}}).replace("77", HUGE),
+        _stored({"errors": {"chunks": 77}}).replace("77", HUGE),
+        _stored({"microseconds": {"stock": 900.5, "chunks": float("nan")}}),
+        _stored({"microseconds": {"stock": 900.5, "chunks": float("inf")}}),
+        _stored({"microseconds": {"stock": 900.5, "chunks": -1.0}}),
+        _stored({"microseconds": {"stock": 900.5, "chunks": 0}}),
+        _stored({"microseconds": {"stock": 900.5, "chunks": True}}),
+        _stored({"microseconds": {"stock": 900.5, "chunks": "1"}}),
+        _stored({"microseconds": {"stock": 900.5, "chunks": None}}),
+        _stored({"errors": {"chunks": -1}}),
+        _stored({"errors": {"chunks": float("nan")}}),
+        _stored({"errors": {"chunks": False}}),
+        _stored({"errors": []}),
+        _stored({"refused": {"other": 3}}),
+        _stored({"refused": {"stock": "wrong"}}),
+        _stored({"shape": 3}),
         "{",
         "[]",
         json.dumps({"device": DEVICE}),
@@ -82,6 +103,25 @@ def test_a_damaged_file_is_not_used_and_is_written_anew(file: WinnersFile, text:
     assert str(file.path) in fault
     assert file.write(RESULTS) == ""
     assert len(file.read()[0]) == 2
+
+
+def test_what_another_process_wrote_meanwhile_stays(file: WinnersFile):
+    """Both had read before either wrote."""
+    first, second = replace(file), replace(file)
+    assert first.read() == second.read() == ({}, "")
+    assert first.write(RESULTS[:1]) == second.write(RESULTS[1:]) == ""
+    assert list(file.read()[0].values()) == RESULTS
+    newer = replace(RESULTS[0], microseconds={"stock": 800.5, "chunks": 30.0})
+    assert file.write([newer]) == ""
+    assert list(file.read()[0].values()) == [newer, RESULTS[1]]
+
+
+def test_an_error_that_is_not_finite_is_null_in_the_file(file: WinnersFile):
+    result = replace(RESULTS[1], errors={"chunks": float("inf")})
+    file.write([result])
+    [entry] = json.loads(file.path.read_text("utf-8"), parse_constant=pytest.fail)["races"]
+    assert entry["errors"] == {"chunks": None}
+    assert list(file.read()[0].values()) == [result]
 
 
 def test_bytes_that_are_no_text_are_not_used(file: WinnersFile):

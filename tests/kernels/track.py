@@ -18,12 +18,15 @@ class Track:
     """An operation y = W x in forms that are off by what `wrong` says, and a clock of its own.
 
     seconds: what a chain of each form takes, round by round, the warm-up round first; or always
+    failing: what the calls of a form raise; stopped: what timing a form raises
     calls:   (form, weight, input) of every call
     """
 
     seconds: dict[str, float | Sequence[float]]
     wrong: dict[str, float] = field(default_factory=dict)
     broken: str = ""
+    failing: dict[str, Exception] = field(default_factory=dict)
+    stopped: dict[str, Exception] = field(default_factory=dict)
     choices: Choices = field(default_factory=lambda: Choices("stock"))
     calls: list[tuple[str, int, mx.array]] = field(default_factory=list)
     runs: list[str] = field(default_factory=list)
@@ -38,6 +41,8 @@ class Track:
                 form = self.choices.form("product", shape, own)
                 if form == self.broken:
                     raise KernelError("The kernel product does not run on this device.")
+                if form in self.failing:
+                    raise self.failing[form]
                 self.calls.append((form, weight, x))
                 return x @ matrix * (1 + self.wrong.get(form, 0.0))
 
@@ -51,6 +56,8 @@ class Track:
         mx.eval(chain())
         form = self.calls[-1][0]
         self.runs.append(form)
+        if form in self.stopped:
+            raise self.stopped[form]
         scripted = self.seconds[form]
         return scripted if isinstance(scripted, float) else scripted[self.runs.count(form) - 1]
 

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,11 @@ from tests.metal_host.generate import KernelSource
 CPP = Path(__file__).parent / "cpp"
 GXX = "g++"
 COMPILER_SECONDS = 300.0
+COMPILER_CHARACTERS = 4000
+"""Of what g++ says, as much is told."""
+
+# A file with a kernel's text or part of it, as `#line` names it; not one of the system's.
+_PLACE = re.compile(r"^(?!/usr/).*?([\w.]+\.(?:metal|header|h):\d+)")
 
 _COMMON = (
     *("-std=c++20", "-fPIC", "-march=native", "-g1", "-w", "-fno-exceptions"),
@@ -56,7 +62,9 @@ class HostOptions:
     opt:        g++'s optimisation level (checked mode has its own)
     workers:    OS threads that share the threadgroups; 0: all cores, one in checked mode
     lax_bfloat: float converts to bfloat by itself, which Metal refuses
-    seconds:    a launch of which a thread computes for longer is given up
+    partial_simd: functions of a SIMD-group may be met by some of its lanes, which is defined for Metal
+                and not for CUDA
+    seconds:    of CPU time; a launch of which a thread computes for longer is given up
     """
 
     checked: bool = False
@@ -67,7 +75,8 @@ class HostOptions:
     opt: Literal["-O0", "-O1", "-O2", "-O3"] = "-O2"
     workers: int = 0
     lax_bfloat: bool = False
-    seconds: float = 600.0
+    partial_simd: bool = True
+    seconds: float = 60.0
 
 
 def why_not_here() -> str | None:
@@ -108,15 +117,15 @@ class Library:
     run: Callable[..., int]
 
     def line_of(self, offset: int) -> str:
-        """The line of the kernel's text at an instruction, as " at name.metal:4", or ""."""
+        """The line of the kernel's text before an instruction, as " at name.metal:4", or ""."""
         command = ["addr2line", "-i", "-e", str(self.path), hex(offset - 1)]
         try:
             found = subprocess.run(command, capture_output=True, text=True, timeout=20)
         except (OSError, subprocess.TimeoutExpired):
             return ""
         for line in found.stdout.splitlines():
-            if ".metal:" in line or ".header:" in line:
-                return " at " + os.path.basename(line.split(" (")[0])
+            if where := _PLACE.match(line):
+                return f" at {where[1]}"
         return ""
 
 
@@ -192,8 +201,16 @@ def _make(arguments: Sequence[str], target: Path, what: str) -> None:
         command = [GXX, *arguments, "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILER_SECONDS)
         if done.returncode:
-            raise CompileError(f"{what} does not compile:\n{done.stderr[:4000]}")
+            raise CompileError(f"{what} does not compile:\n{_whole_lines(done.stderr)}")
         made.replace(target)
+
+
+def _whole_lines(said: str) -> str:
+    """The beginning of what g++ said, cut at the end of a line."""
+    if len(said) <= COMPILER_CHARACTERS:
+        return said
+    told = said[:COMPILER_CHARACTERS].rpartition("\n")[0]
+    return f"{told}\n... and {said.count(chr(10), len(told)) - 1} more lines"
 
 
 @functools.cache

@@ -57,6 +57,7 @@ Template = Sequence[tuple[str, mx.Dtype | int | bool]]
 Kind = Literal["in", "out", "shape", "strides", "ndim"]
 
 _SHAPE_INFO: dict[Kind, str] = {"shape": "int*", "strides": "int64_t*", "ndim": "int&"}
+_LINE = re.compile(r'^#line (\d+) "([^"]*)"\n', re.M)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 # threadgroup <type> <names and dimensions>;   not a pointer, not a parameter, not an initializer
 _THREADGROUP_VARIABLE = re.compile(
@@ -118,6 +119,14 @@ def blank_comments(text: str) -> str:
     return _COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment[0]), text)
 
 
+def place(text: str, at: int, name: str) -> str:
+    """Where character `at` of `text` stands, as "file:line"; `name` is the file if no `#line` says."""
+    first, begin = 1, 0
+    for mark in _LINE.finditer(text, 0, at):
+        first, name, begin = int(mark[1]), mark[2], mark.end()
+    return f"{name}:{first + text.count(chr(10), begin, at)}"
+
+
 def template_argument(value: mx.Dtype | int | bool) -> tuple[str, str]:
     """The kind of template parameter that MLX makes for `value`, and the argument."""
     if isinstance(value, bool):
@@ -161,7 +170,10 @@ def generate(
     output_dtypes: Sequence[mx.Dtype],
     template: Template,
 ) -> Generated:
-    """The whole text for g++: helper functions, MLX's signature around the body, an entry point."""
+    """The whole text for g++: helper functions, MLX's signature around the body, an entry point.
+
+    A text that has `#line` itself, as `read_kernel_text` makes it, says where its lines stand.
+    """
     taken = parameters(kernel, inputs, output_dtypes)
     buffers: list[tuple[str, Kind]] = [(p.name, p.kind) for p in taken if p.kind is not None]
     values = [(name, *template_argument(value)) for name, value in template]

@@ -9,6 +9,7 @@ Kernels run when called, not lazily: not under `mx.compile`, nor in a transform 
 
 import ctypes
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from tests.metal_host.build import CompileError, HostError, HostOptions, compiled, default_cache
+from tests.metal_host.build import (
+    CompileError,
+    HostError,
+    HostOptions,
+    Library,
+    compiled,
+    default_cache,
+)
 from tests.metal_host.generate import Generated, KernelSource, Template, generate
 
 __all__ = ["CompileError", "HostError", "HostOptions", "LaunchRecord", "MetalHost"]
@@ -26,6 +34,8 @@ __all__ = ["CompileError", "HostError", "HostOptions", "LaunchRecord", "MetalHos
 _MATH_MODES = ("safe", "relaxed", "fast")
 _STATISTICS = 8
 _MESSAGE_BYTES = 4096
+_OTHER = "\x01"
+"""Where in a message of the runtime the line of the other access of a race belongs."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,7 @@ class MetalHost:
             verbose: bool = False,
             stream: object = None,
         ) -> list[mx.array]:
+            __tracebackhide__ = True
             _same_length("inputs", inputs, kernel.input_names)
             _same_length("output_shapes", output_shapes, kernel.output_names)
             _same_length("output_dtypes", output_dtypes, kernel.output_names)
@@ -130,19 +141,24 @@ class MetalHost:
         threadgroup: Sequence[int],
     ) -> None:
         """Compile and launch; fills `outputs`. Raises HostError for what Metal does not define."""
+        __tracebackhide__ = True
         began = time.perf_counter()
         library = compiled(generated.text, kernel, self.options, self.cache)
         built = time.perf_counter()
         buffers = _buffers(kernel, generated, inputs, outputs)
         launch, message = _launch(generated, buffers, grid, threadgroup, self.options)
-        failed = library.run(ctypes.byref(launch))
+        failed = _interruptible(library, launch)
         ended = time.perf_counter()
         self.launches.append(
             LaunchRecord(kernel.name, built - began, ended - built, *launch.statistics)
         )
         if failed:
-            line = library.line_of(launch.fault_offset) if launch.fault_offset else ""
-            raise HostError(f"{kernel.name}: {message.value.decode()}{line}")
+            line, other = (
+                library.line_of(offset) if offset else ""
+                for offset in (launch.fault_offset, launch.other_offset)
+            )
+            said = message.value.decode().replace(_OTHER, other)
+            raise HostError(f"{kernel.name}: {said}{line}")
 
 
 class _Launch(ctypes.Structure):
@@ -163,12 +179,38 @@ class _Launch(ctypes.Structure):
         ("shuffle", ctypes.c_uint32),
         ("ftz", ctypes.c_uint32),
         ("checked", ctypes.c_uint32),
+        ("partial_simd", ctypes.c_uint32),
+        ("interrupted", ctypes.c_uint32),
         ("seconds", ctypes.c_double),
         ("message", ctypes.c_char_p),
         ("message_bytes", ctypes.c_uint64),
         ("fault_offset", ctypes.c_uint64),
+        ("other_offset", ctypes.c_uint64),
         ("statistics", ctypes.c_uint64 * _STATISTICS),
     )
+
+
+def _interruptible(library: Library, launch: _Launch) -> int:
+    """Run the launch; an exception meanwhile, such as KeyboardInterrupt, ends it first.
+
+    Python sees a signal only between two of its own steps, so another thread runs the kernel.
+    """
+    failed: list[int] = []
+    # Not Thread.join: interrupted, it takes the thread for ended.
+    ended = threading.Event()
+
+    def run() -> None:
+        failed.append(library.run(ctypes.byref(launch)))
+        ended.set()
+
+    threading.Thread(target=run).start()
+    try:
+        while not ended.wait(0.5):
+            pass
+    finally:
+        launch.interrupted = not ended.is_set()
+        ended.wait()
+    return failed[0]
 
 
 def _launch(
@@ -199,6 +241,7 @@ def _launch(
     launch.shuffle = 0 if options.seed is None else 1 + options.seed % 2
     launch.seconds = options.seconds
     launch.strict, launch.ftz, launch.checked = options.strict, options.ftz, options.checked
+    launch.partial_simd = options.partial_simd
     launch.message, launch.message_bytes = ctypes.cast(message, ctypes.c_char_p), _MESSAGE_BYTES
     return launch, message
 

@@ -21,6 +21,7 @@ from tests.metal_host.generate import (
     Template,
     blank_comments,
     parameters,
+    place,
     template_argument,
 )
 
@@ -121,8 +122,8 @@ def _bare_pointers(kernel: KernelSource) -> list[str]:
     for part, text in (("header", kernel.header), ("metal", kernel.source)):
         text = blank_comments(text)
         for match in _BARE_POINTER.finditer(text):
-            line = text.count("\n", 0, match.start(1)) + 1
-            found.append(f"{kernel.name}.{part}:{line}: error: no address space: {match[1]}")
+            where = place(text, match.start(1), f"{kernel.name}.{part}")
+            found.append(f"{where}: error: no address space: {match[1]}")
     return found
 
 

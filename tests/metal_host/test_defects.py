@@ -27,6 +27,24 @@ def test_a_shuffle_from_a_lane_that_takes_no_part() -> None:
     refused("does not take part", body, [X])
 
 
+@pytest.mark.parametrize(
+    "operation",
+    ["simd_max(a0[i])", "float(simd_any(a0[i] > 3))", "simd_shuffle_xor(a0[i], 1)"],
+)
+def test_a_simd_function_without_some_lanes(operation: str) -> None:
+    body = WHO + f"float v = 0;\nif (lane < 6) v = {operation};\no[i] = v;"
+    assert run(body, [X]).shape == (64,)  # Metal defines it
+    said = refused("lanes 0x0000003f of simdgroup lanes 0xffffffff", body, [X], partial_simd=False)
+    assert "at k.metal:3" in said
+    returned = WHO + f"if (lane >= 6) return;\no[i] = {operation};"
+    refused("reached by lanes 0x0000003f", returned, [X], partial_simd=False)
+
+
+def test_whole_simdgroups_may_go_different_ways() -> None:
+    body = WHO + "o[i] = sg == 1 ? simd_max(a0[i]) : 0;"
+    assert (run(body, [X], partial_simd=False) == np.repeat([0, 63], 32)).all()
+
+
 def test_a_matrix_product_without_some_lanes() -> None:
     body = WHO + (
         "simdgroup_matrix<float,8,8> A(1.0f); "

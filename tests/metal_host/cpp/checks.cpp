@@ -30,6 +30,15 @@ bool unordered(uint32_t epoch, uint32_t simd_epoch, uint16_t thread, const Now& 
   return unsigned(thread) / 32 != self->simdgroup || simd_epoch == n.simd_epoch;
 }
 
+// A race, and the access that came before.
+struct Race {
+  const char* what = nullptr;
+  const char* did = "";
+  uint32_t group = 0;
+  uint16_t thread = 0;
+  const void* pc = nullptr;
+};
+
 const char* race_with_writer(const History& h, bool write, const Now& n) {
   if (!h.writer_group) return nullptr;
   if (h.writer_group != n.group) {
@@ -41,53 +50,70 @@ const char* race_with_writer(const History& h, bool write, const Now& n) {
   return write ? "write-write race" : "read-after-write race";
 }
 
-const char* race_with_readers(const History& h, const Now& n) {
-  for (int i = 0; i < h.readers; ++i)
-    if (unordered(h.reads[i].epoch, h.reads[i].simd_epoch, h.reads[i].thread, n))
-      return "write-after-read race";
-  return nullptr;
+Race race_with_readers(const History& h, const Now& n) {
+  for (int i = 0; i < h.readers; ++i) {
+    const History::Read& r = h.reads[i];
+    if (unordered(r.epoch, r.simd_epoch, r.thread, n))
+      return {"write-after-read race", "read", h.reader_group, r.thread, r.pc};
+  }
+  return {};
 }
 
-// Enter an access into the history; the name of its race, or nullptr.
-const char* note(History& h, bool write, const Now& n) {
+// Enter an access into the history; its race, if there is one.
+Race note(History& h, bool write, const void* pc, const Now& n) {
   auto self = uint16_t(worker->current->id);
-  const char* race = race_with_writer(h, write, n);
+  Race race{race_with_writer(h, write, n), "written", h.writer_group, h.writer, h.pc};
   if (h.readers && h.reader_group != n.group) {
-    if (n.device && write) race = "write of a value read by another threadgroup";
+    if (n.device && write)
+      race = {"write of a value read by another threadgroup", "read", h.reader_group,
+              h.reads[0].thread, h.reads[0].pc};
     h.readers = 0;
   }
   if (write) {
-    if (!race) race = race_with_readers(h, n);
+    if (!race.what) race = race_with_readers(h, n);
     h.writer_group = n.group;
     h.epoch = n.epoch;
     h.simd_epoch = n.simd_epoch;
     h.writer = self;
+    h.pc = pc;
     h.readers = 0;
   } else {
     int slot = h.readers == 0 || h.reads[0].thread == self ? 0 : 1;
     h.readers = uint8_t(std::max<int>(h.readers, slot + 1));
-    h.reads[slot] = {n.epoch, n.simd_epoch, self};
+    h.reads[slot] = {n.epoch, n.simd_epoch, self, pc};
     h.reader_group = n.group;
   }
   return race;
 }
 
 // Two writes may be of the same value: that shows at the next access.
-void raced(char* address, size_t bytes, const void* pc, const char* race, const char* memory,
+void raced(char* address, size_t bytes, const void* pc, const Race& race, bool device,
            const char* name, size_t index) {
   PendingClash& clash = worker->clash;
-  bool writes =
-      strncmp(race, "write-write", 11) == 0 || strncmp(race, "write after a write", 19) == 0;
+  bool writes = strncmp(race.what, "write-write", 11) == 0 ||
+                strncmp(race.what, "write after a write", 19) == 0;
+  char text[sizeof clash.text], of[64] = "";
+  int* groups = worker->shared->groups_of;
+  int id = int(race.group) - 1;
+  if (device && race.group != worker->group)
+    snprintf(of, sizeof of, " of threadgroup (%d,%d,%d)", id % groups[0],
+             id / groups[0] % groups[1], id / groups[0] / groups[1]);
+  // The line of the other access comes where \x01 is.
+  snprintf(text, sizeof text, "%s memory: %s on '%s' at %s %zu, %s by simdgroup %u lane %u%s\x01",
+           device ? "device" : "threadgroup", race.what, name, device ? "element" : "byte", index,
+           race.did, race.thread / 32u, race.thread % 32u, of);
   if (!writes || bytes > sizeof clash.before) {
-    MH_FAIL(pc, "%s: %s on '%s' at %zu", memory, race, name, index);
+    worker->other_pc = race.pc;
+    MH_FAIL(pc, "%s", text);
     return;
   }
   if (clash.address) return;
   clash.address = address;
   clash.bytes = bytes;
   clash.pc = pc;
+  clash.other_pc = race.pc;
   memcpy(clash.before, address, bytes);
-  snprintf(clash.text, sizeof clash.text, "%s: %s on '%s' at %zu", memory, race, name, index);
+  memcpy(clash.text, text, sizeof text);
 }
 
 void check_buffer(char* address, size_t bytes, bool write, const void* pc) {
@@ -102,8 +128,8 @@ void check_buffer(char* address, size_t bytes, bool write, const void* pc) {
     size_t last = (size_t(address - b.start) + bytes - 1) / b.item_size;
     Now n = now(true);
     for (size_t e = first; e <= last; ++e)
-      if (const char* race = note(b.history[e], write, n))
-        raced(address, bytes, pc, race, "device memory", b.name, e);
+      if (Race race = note(b.history[e], write, pc, n); race.what)
+        raced(address, bytes, pc, race, true, b.name, e);
     return;
   }
   char text[600];
@@ -124,8 +150,8 @@ void check_threadgroup(char* address, size_t bytes, bool write, const void* pc) 
   for (size_t i = first; i < first + bytes; ++i) {
     if (!write && v.history[i].writer_group != uint32_t(w->run))
       MH_FAIL(pc, "read of uninitialised threadgroup memory '%s' at byte %zu", v.name, i);
-    if (const char* race = note(v.history[i], write, n))
-      raced(address, bytes, pc, race, "threadgroup memory", v.name, i);
+    if (Race race = note(v.history[i], write, pc, n); race.what)
+      raced(address, bytes, pc, race, false, v.name, i);
   }
 }
 
@@ -133,6 +159,7 @@ void check_threadgroup(char* address, size_t bytes, bool write, const void* pc) 
   Worker* w = worker;
   if (!w || !w->current) return;
   settle_clash();
+  w->access_pc = pc;
   char* address = static_cast<char*>(where);
   char* variables = w->threadgroup_memory;
   if (address >= w->shared->low && address < w->shared->high) {
@@ -151,10 +178,12 @@ void settle_clash() {
   if (!clash.address) return;
   char* address = clash.address;
   clash.address = nullptr;
-  if (memcmp(address, clash.before, clash.bytes))
+  if (memcmp(address, clash.before, clash.bytes)) {
+    worker->other_pc = clash.other_pc;
     MH_FAIL(clash.pc, "%s", clash.text);
-  else
+  } else {
     worker->statistics[kSameValueWrites]++;
+  }
 }
 }  // namespace mh
 

@@ -88,11 +88,13 @@ struct Launch {  // _Launch in host.py
   int32_t grid[3];
   int32_t threadgroup[3];
   uint64_t seed;
-  uint32_t strict, shuffle, ftz, checked;
+  uint32_t strict, shuffle, ftz, checked, partial_simd;
+  volatile uint32_t interrupted;  // set from outside while it runs
   double seconds;  // of computing, after which the launch is given up
   char* message;
   uint64_t message_bytes;
   uint64_t fault_offset;  // of the instruction, in the kernel's library
+  uint64_t other_offset;  // of the other access of a race
   uint64_t statistics[kStatistics];
 };
 int launch(Launch*, Entry);

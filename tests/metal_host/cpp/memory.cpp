@@ -22,6 +22,15 @@ char* aligned_down(char* address, size_t step) {
   return reinterpret_cast<char*>(reinterpret_cast<uintptr_t>(address) / step * step);
 }
 
+// Of an instruction in the kernel's own library; 0 elsewhere.
+uint64_t offset_of(const void* pc) {
+  Dl_info info, kernel;
+  bool known = pc && dladdr(pc, &info) &&
+               dladdr(reinterpret_cast<void*>(worker->shared->entry), &kernel) &&
+               info.dli_fbase == kernel.dli_fbase;
+  return known ? uint64_t(pc) - uint64_t(info.dli_fbase) : 0;
+}
+
 // The first failure of a launch is the one that is told.
 void record(const char* text, const void* pc) {
   Shared* s = worker->shared;
@@ -29,10 +38,29 @@ void record(const char* text, const void* pc) {
   std::lock_guard<std::mutex> lock(s->mutex);
   if (!s->failed.exchange(true)) {
     snprintf(s->launch->message, s->launch->message_bytes, "%s", text);
-    Dl_info info;
-    s->launch->fault_offset = 0;
-    if (pc && dladdr(pc, &info)) s->launch->fault_offset = uint64_t(pc) - uint64_t(info.dli_fbase);
+    s->launch->fault_offset = offset_of(pc);
+    s->launch->other_offset = offset_of(worker->other_pc);
   }
+}
+
+// What a threadgroup does whose time is up: where its threads wait, and where one still runs.
+const void* where_it_is(char* text, size_t capacity, const void* pc) {
+  Worker* w = worker;
+  int states[4] = {};
+  Fiber* waiting = nullptr;
+  for (int i = 0; i < w->threads; ++i) {
+    Fiber& fiber = w->fibers[size_t(i)];
+    states[fiber.state]++;
+    if (fiber.state == kAtSimd || fiber.state == kAtBarrier) waiting = &fiber;
+  }
+  int length = snprintf(text, capacity, "; of %d threads %d run or can run, %d have returned",
+                        w->threads, states[kReady], states[kDone]);
+  if (waiting)
+    snprintf(text + length, capacity - size_t(length), ", %d wait, one at the %s of %s:%u",
+             states[kAtSimd] + states[kAtBarrier], waiting->what, waiting->site.file_name(),
+             waiting->site.line());
+  // In checked mode and in places of meeting, the instruction is one of the runtime.
+  return offset_of(pc) ? pc : w->access_pc;
 }
 
 const Buffer* nearest(const char* address) {
@@ -60,17 +88,23 @@ void on_signal(int signal_number, siginfo_t* info, void* context) {
     return;
   }
   auto* registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
+  // Behind the instruction's first byte, as the address that a call returns to lies behind the call.
+  const void* pc = reinterpret_cast<const char*>(registers[REG_RIP]) + 1;
   char text[600];
   if (signal_number == SIGILL)
     snprintf(text, sizeof text,
              "index outside an array bound, misaligned vector, or shift count too large");
   else if (signal_number == SIGFPE)
     snprintf(text, sizeof text, "integer division by zero");
-  else if (signal_number == SIGUSR2)
-    snprintf(text, sizeof text, "still running after %g s", worker->launch->seconds);
-  else
+  else if (signal_number == SIGUSR2) {
+    int length = worker->launch->interrupted
+                     ? snprintf(text, sizeof text, "interrupted")
+                     : snprintf(text, sizeof text, "still running after %g s of CPU time",
+                                worker->launch->seconds);
+    pc = where_it_is(text + length, sizeof text - size_t(length), pc);
+  } else
     describe(text, sizeof text, static_cast<char*>(info->si_addr), "access");
-  report(reinterpret_cast<void*>(registers[REG_RIP]), "%s", text);
+  report(pc, "%s", text);
   siglongjmp(worker->out_of_signal, 1);
 }
 
@@ -98,6 +132,8 @@ void prepare(Worker* w, Shared* shared, unsigned number) {
   w->shared = shared;
   w->launch = shared->launch;
   w->failed = false;
+  w->threads = 0;
+  w->access_pc = w->other_pc = nullptr;
   w->random_state = (shared->launch->seed + 1) * 0x9E3779B97F4A7C15ull + number;
   std::fill(std::begin(w->statistics), std::end(w->statistics), 0);
   for (size_t i = 0; i < kThreadgroupVariables; ++i) {
@@ -112,12 +148,12 @@ void work(Shared* shared, unsigned number) {
   constexpr unsigned kFlushDenormals = 0x8040;
   Worker* w = take_worker();
   prepare(w, shared, number);
-  worker = w;
   stack_t stack{w->signal_stack, 0, sizeof w->signal_stack}, old_stack;
   sigaltstack(&stack, &old_stack);
   unsigned control = _mm_getcsr();
   if (shared->launch->ftz) _mm_setcsr(control | kFlushDenormals);
   if (!sigsetjmp(w->out_of_signal, 1)) {
+    worker = w;  // from here on a signal is told of
     int i;
     while (!shared->failed && !w->failed && (i = shared->next++) < shared->groups)
       run_threadgroup(shared->order.empty() ? i : shared->order[size_t(i)]);
@@ -151,19 +187,18 @@ double cpu_seconds(std::thread& thread) {
 }
 
 // Start the workers, and wait for them. One that has computed for as long as the launch may take is
-// interrupted; a busy machine makes no difference.
+// interrupted, and so are all when the caller asks for it; a busy machine makes no difference.
 void run_workers(Shared& s, int workers) {
   std::vector<std::thread> threads;
   s.running = workers;
   for (int k = 0; k < workers; ++k) threads.emplace_back(work, &s, unsigned(k));
-  auto wait = std::chrono::duration<double>(s.launch->seconds);
+  constexpr auto kLook = std::chrono::duration<double>(0.05);
   for (std::unique_lock<std::mutex> lock(s.mutex); s.running;) {
-    if (s.finished.wait_for(lock, wait, [&] { return s.running == 0; })) break;
+    if (s.finished.wait_for(lock, kLook, [&] { return s.running == 0; })) break;
     // A worker that finishes meanwhile waits for the lock, so every thread is still there.
     for (auto& thread : threads)
-      if (s.failed || cpu_seconds(thread) > s.launch->seconds)
+      if (s.launch->interrupted || cpu_seconds(thread) > s.launch->seconds)
         pthread_kill(thread.native_handle(), SIGUSR2);
-    wait = std::chrono::duration<double>(0.05);
   }
   for (auto& thread : threads) thread.join();
 }

@@ -51,12 +51,14 @@ struct History {
   struct Read {
     uint32_t epoch, simd_epoch;
     uint16_t thread;
+    const void* pc;
   };
   uint32_t writer_group = 0;  // 0: never written
   uint32_t epoch = 0, simd_epoch = 0;
   uint32_t reader_group = 0;
   uint16_t writer = 0;
   uint8_t readers = 0;
+  const void* pc = nullptr;  // of the write
   Read reads[2];
 };
 
@@ -101,7 +103,8 @@ struct PendingClash {
   size_t bytes;
   unsigned char before[16];
   const void* pc;
-  char text[200];
+  const void* other_pc;
+  char text[400];
 };
 
 struct Worker {
@@ -122,6 +125,8 @@ struct Worker {
   uint64_t run = 0;    // threadgroups that this worker has run, in all launches
   uint32_t threadgroup_epoch = 0, device_epoch = 0;  // barriers so far
   PendingClash clash;
+  const void* access_pc = nullptr;  // of the last access (checked mode)
+  const void* other_pc = nullptr;   // of the other access of the race that is being told
 
   // The fibers that can run, from `head` on.
   std::vector<uint16_t> queue;

@@ -113,10 +113,11 @@ void resolve(SimdGroup& group, uint32_t active, Fiber* self) {
   w->statistics[kSimdOperations]++;
   if (active != group.lanes) {
     w->statistics[kPartialSimdOperations]++;
-    if (w->launch->strict && (first->flags & (kFullSimdgroup | kSimdBarrier))) {
+    bool whole = !w->launch->partial_simd || (first->flags & (kFullSimdgroup | kSimdBarrier));
+    if (w->launch->strict && whole) {
       if (!w->current) w->current = first;
-      report(nullptr, "%s at %s:%u reached by lanes 0x%08x of simdgroup lanes 0x%08x", first->what,
-             first->site.file_name(), first->site.line(), active, group.lanes);
+      report(nullptr, "%s reached by lanes 0x%08x of simdgroup lanes 0x%08x at %s:%u", first->what,
+             active, group.lanes, first->site.file_name(), first->site.line());
       return;
     }
   }
