@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lse_mlx.decode.session import Session
-    from lse_mlx.engine import Engine, EngineStats, Piece, Result, load
+    from lse_mlx.engine import Engine, EngineStats, Piece, Result, WarmupReport, load
     from lse_mlx.errors import (
         CheckpointError,
         DraftError,
@@ -28,6 +28,7 @@ __all__ = [
     "Result",
     "Session",
     "TargetError",
+    "WarmupReport",
     "load",
 ]
 

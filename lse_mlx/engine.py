@@ -25,7 +25,8 @@ from lse_mlx.decode.timings import Timings
 from lse_mlx.drafters.base import Drafter
 from lse_mlx.drafters.dflash2.drafter import load_dflash2
 from lse_mlx.errors import RequestError
-from lse_mlx.kernels.options import KernelOptions, required_by
+from lse_mlx.kernels.operations import with_kernels  # noqa: F401 -- the commands take it from here
+from lse_mlx.kernels.options import KernelOptions, check_bool, required_by
 from lse_mlx.kernels.registry import Registry
 from lse_mlx.target.loading import load_target
 from lse_mlx.target.model import Target
@@ -79,12 +80,15 @@ class Piece:
 class EngineStats:
     """What kernels did since the engine was loaded, its warm-up included.
 
-    jit_compiles_total, jit_compile_ms_total: variants of kernels and traces of compiled functions
-    device_kernel_calls: served by a kernel of this project; reference_calls: by plain MLX or NumPy
-    in its place; operations that stock MLX serves by choice are in neither
-    kernels: for each kernel that was asked for, how many calls which form served
-    refused: kernels that this device does not run after all, and why; plain MLX serves them
+    jit_compiles_total:   variants of kernels and traces of compiled functions; 0 on a CPU
+    jit_compile_ms_total: milliseconds that they took
+    device_kernel_calls:  served by a kernel of this project
+    reference_calls:      served by plain MLX or NumPy in its place
+    kernels: for each kernel that was asked for, how many calls which form served: "metal", "cuda",
+             or "reference" under the operation's name, as "topk" for topk_chunk and topk_merge
+    refused: operations whose kernels this device does not run after all, and why; plain MLX serves
     forms:   for each operation and shape that stock MLX could serve too, which form does
+    Operations that stock MLX serves by choice are in no count.
     """
 
     jit_compiles_total: int
@@ -100,7 +104,8 @@ class EngineStats:
 class Engine:
     """A target, its tokenizer and possibly a drafter. Use it in the thread that loaded it.
 
-    warmed: what the warm-up found, None where there was none
+    target, tokenizer, drafter: what answers; drafter is None where the target decodes alone
+    warmed: what the warm-up did and found, see `WarmupReport`; None after `load(warm_up=False)`
     """
 
     target: Target
@@ -197,7 +202,11 @@ class Engine:
         return self._pieces(session, request)
 
     def stats(self) -> EngineStats:
-        """What kernels did so far."""
+        """What kernels did since the engine was loaded: compilations, calls, and who served them.
+
+        The numbers are of this moment and do not change afterwards. Raises RequestError once the
+        engine is closed.
+        """
         self._check_open()
         registry = self.target.registry
         counts = registry.counts()
@@ -304,7 +313,9 @@ def load(
     replies are the same bytes with and without the drafter; on a CPU they are in any case
     require_device_kernels: refuse to compute with plain MLX or NumPy what a device kernel should;
     LSE_REQUIRE_DEVICE_KERNELS=1 in the environment asks for the same
-    warm_up: run every shape of a request once now, so that the first one compiles nothing
+    warm_up: run every shape of a request once now, so that the first one compiles nothing; on a
+    CPU, where nothing is compiled, only decode one reply to see whether the drafter is of use.
+    What was found is `engine.warmed`
     progress: told how far downloads, conversions and the warm-up are; lines on standard error if
     None
 
@@ -312,6 +323,8 @@ def load(
     then nothing has been loaded. Raises RequestError for options that mean nothing, and KernelError
     where device kernels are required and cannot run, both before anything is downloaded.
     """
+    check_bool("warm_up", warm_up)
+    check_bool("require_device_kernels", require_device_kernels)
     required = require_device_kernels or required_by(os.environ)
     registry = KernelOptions(kernels, exact, required).registry()
     shown = progress or Lines()

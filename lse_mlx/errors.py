@@ -41,3 +41,8 @@ def printable(text: str) -> str:
     For what a file or the hub says, a name above all, wherever a person reads it.
     """
     return text if text.isprintable() else repr(text)[1:-1]
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, for what a person reads: "1 prompt", "2 prompts"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

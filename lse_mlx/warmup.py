@@ -17,6 +17,7 @@ from lse_mlx.decode.session import Session
 from lse_mlx.decode.stopping import Limits
 from lse_mlx.decode.timings import Timings
 from lse_mlx.drafters.base import Drafter
+from lse_mlx.kernels.operations import with_kernels
 from lse_mlx.kernels.race import RaceResult
 from lse_mlx.kernels.registry import Compilation
 from lse_mlx.kernels.winners import this_device
@@ -24,6 +25,9 @@ from lse_mlx.races import hold_races, pair_contests
 from lse_mlx.target.model import Target
 
 REPLY_TOKENS = 64
+CPU_REPLY_TOKENS = 32
+"""Where nothing is compiled: enough to judge a drafter by, which is all that is left to do."""
+
 SAMPLED_TOKENS = 4
 USELESS = 0.05
 """Of a drafter: less than this share of its tokens accepted."""
@@ -34,17 +38,21 @@ FEW_TESTED = 16
 
 @dataclass(frozen=True)
 class WarmupReport:
-    """What a warm-up did and found.
+    """What a warm-up did and found: `engine.warmed`.
 
-    device:       see `this_device`; form: "metal", "cuda" or "reference"
-    mode, exact:  what was asked for, see `Choices`
-    compilations: variants of kernels and traces of compiled functions, in order
-    calls:        for each kernel, how many calls which form served
-    refused:      kernels that this device does not run after all, and why
+    device:       chip, architecture, system, MLX's version and a hash of the kernels: `this_device`
+    form:         how kernels run: "metal", "cuda", or "reference" where none runs
+    mode, exact:  what was asked for as `kernels` and `exact`
+    compilations: variants of kernels and traces of compiled functions, in order, with the time that
+                  each took; none where form is "reference"
+    calls:        for each kernel, how many calls which form served; those that plain MLX or NumPy
+                  served ("reference") under the operation's name: see `kernels_of`
+    refused:      operations whose kernels this device does not run after all, and why
     forms:        by operation and shape, what serves where stock MLX could too
-    races:        made now or read from disk, `raced` of them now
-    tested, accepted: drafted tokens of a greedy reply; 0 without a drafter
-    seconds:      in all
+    races:        between those forms, made now or read from disk; `raced` of them now
+    tested, accepted: tokens of a greedy reply that the drafter proposed and the target looked at,
+                  and those it kept; 0 without a drafter
+    seconds:      that the warm-up took in all, races included
     """
 
     device: dict[str, str]
@@ -101,6 +109,9 @@ def warm_up(
 ) -> WarmupReport:
     """Run every shape of a request once; nothing of it stays but what is compiled.
 
+    Where no device kernels run, nothing is ever compiled: there only a reply is decoded with the
+    drafter, to see whether it is of use, and without a drafter nothing at all.
+
     prompt: token ids of some request, to which a reply is decoded
     names:  what the target and the drafter are called if the drafter turns out to be useless
     races:  the folder where results of races are kept; None for no races
@@ -112,16 +123,16 @@ def warm_up(
     if races and registry.on_device:
         contests = pair_contests(target, drafter)
         found, raced = hold_races(contests, registry.choices, races, progress)
-    steps = list(_steps(target, drafter, prompt))
-    # On a CPU it is over before anyone could read how far it is.
-    shown = progress if registry.on_device else Silent()
-    shown.advance("warm-up", 0, len(steps))
-    for done, step in enumerate(steps, 1):
-        step()
-        shown.advance("warm-up", done, len(steps))
-    timings = _reply(target, drafter, prompt, REPLY_TOKENS, Sampling())
+    if registry.on_device:
+        _run_every_shape(target, drafter, prompt, progress)
+    timings = Timings()
+    if registry.on_device or drafter is not None:
+        tokens = REPLY_TOKENS if registry.on_device else CPU_REPLY_TOKENS
+        timings = _reply(target, drafter, prompt, tokens, Sampling())
     for name, why in registry.refused.items():
-        progress.note(f"plain MLX serves {name}. {why}")
+        served = "reference" in registry.forms().get(name, {})
+        instead = "plain MLX serves" if served else "another form serves in place of"
+        progress.note(f"{instead} {with_kernels(name)}. {why}")
     tested, accepted = sum(timings.tested), sum(timings.accepted)
     if tested >= FEW_TESTED and accepted < USELESS * tested:
         progress.note(
@@ -147,21 +158,30 @@ def warm_up(
     )
 
 
+def _run_every_shape(
+    target: Target, drafter: Drafter | None, prompt: list[int], progress: Progress
+) -> None:
+    steps = list(_steps(target, drafter, prompt))
+    progress.advance("warm-up", 0, len(steps))
+    for done, step in enumerate(steps, 1):
+        step()
+        progress.advance("warm-up", done, len(steps))
+
+
 def _steps(
     target: Target, drafter: Drafter | None, prompt: list[int]
 ) -> Iterator[Callable[[], Any]]:
     """Everything before the greedy reply, one call each."""
     depth = 0 if drafter is None else drafter.depth
-    if target.registry.on_device:
-        walk = Walk(target, drafter)
-        widest = min(depth, target.context_length - 2) + 1
-        yield from (partial(walk.piece, rows) for rows in (*range(1, 10), PREFILL_ROWS))
-        yield walk.draft
-        yield from (partial(walk.verify, width) for width in range(1, widest + 1))
-        yield from (partial(walk.piece_of_next_turn, rows) for rows in (2, 9) if depth)
+    walk = Walk(target, drafter)
+    widest = min(depth, target.context_length - 2) + 1
+    yield from (partial(walk.piece, rows) for rows in (*range(1, 10), PREFILL_ROWS))
+    yield walk.draft
+    yield from (partial(walk.verify, width) for width in range(1, widest + 1))
+    yield from (partial(walk.piece_of_next_turn, rows) for rows in (2, 9) if depth)
     sampling = Sampling(temperature=1.0)
     yield lambda: _reply(target, drafter, prompt, SAMPLED_TOKENS, sampling)
-    if drafter is not None and target.registry.on_device:
+    if drafter is not None:
         yield lambda: _reply(target, None, prompt, 2, Sampling())
         yield lambda: _reply(target, None, prompt, 2, sampling)
 

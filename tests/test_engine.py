@@ -153,7 +153,9 @@ def test_the_device_form_decodes_the_same_with_and_without_the_drafter():
     tokenizer = load_tokenizer(
         demo_pair.TARGET, read_stop_tokens(demo_pair.TARGET), target.vocab_size
     )
-    with lse_mlx.Engine(target, tokenizer, DFlash2(config, weights, target, on_host=False)) as engine:
+    with lse_mlx.Engine(
+        target, tokenizer, DFlash2(config, weights, target, on_host=False)
+    ) as engine:
         fast = engine.generate(TURN, max_tokens=24)
         assert fast.token_ids == engine.generate(TURN, max_tokens=24, speculate=False).token_ids
         assert fast.timings["spec_accepted"] > 8

@@ -15,7 +15,7 @@ from lse_mlx.errors import KernelError
 from lse_mlx.kernels.registry import Registry
 from lse_mlx.target.loading import load_target
 from lse_mlx.target.model import Target
-from lse_mlx.warmup import FEW_TESTED, warm_up
+from lse_mlx.warmup import CPU_REPLY_TOKENS, FEW_TESTED, warm_up
 from tests.decode.runs import run
 from tests.dice_pair import Heard, dice, on_device, save_pair
 from tests.kernels.modes import needs_compiler, own_registry
@@ -212,12 +212,23 @@ def test_a_drafter_that_is_right_is_not_spoken_of(target: Target):
     assert heard.notes == []
 
 
-def test_on_a_cpu_it_is_silent_and_leaves_nothing(target: Target):
+def test_on_a_cpu_a_target_alone_has_nothing_to_warm_up(target: Target):
     heard = Heard()
     before = target.registry.counts()
     report = warm_up(target, None, PROMPT, races=Path("/nowhere"), progress=heard)
     assert (heard.steps, heard.notes) == ([], [])
     assert (report.form, report.races, report.compilations) == ("reference", (), ())
+    assert target.registry.counts() == before
+
+
+def test_on_a_cpu_nothing_is_run_but_one_reply_with_the_drafter(target: Target):
+    heard = Heard()
+    drafter = drafting(target, 7)
+    before = target.registry.counts()
+    report = warm_up(target, drafter, PROMPT, races=Path("/nowhere"), progress=heard)
     counts = target.registry.counts().since(before)
-    assert counts.device_kernel_calls == 0
-    assert counts.reference_calls > 0
+    assert (heard.steps, heard.notes) == ([], [])
+    assert (report.form, report.races, report.compilations) == ("reference", (), ())
+    before = target.registry.counts()
+    run(Session(target, drafter), PROMPT, max_tokens=CPU_REPLY_TOKENS)
+    assert target.registry.counts().since(before) == counts

@@ -32,11 +32,16 @@ CONVERTER_PHASES = ("hash-source", "quantize", "finish")
 
 
 class Lines:
-    """Progress as lines: one for each whole percent of a phase, and its first and last."""
+    """Progress as lines: one for each so many percent of a phase, and its first and last."""
 
-    def __init__(self, stream: TextIO | None = None):
-        """stream: where lines go, standard error if None."""
+    def __init__(self, stream: TextIO | None = None, *, percent: int = 1, field: str = "tensor"):
+        """stream: where lines go, standard error if None.
+
+        percent: how far from one line to the next; field: what the thing at work is called
+        """
         self._stream = stream
+        self._percent = percent
+        self._field = field
         self._began = time.monotonic()
         self._said = ("", -1)
 
@@ -45,13 +50,14 @@ class Lines:
 
     def advance(self, phase: str, done: int, total: int, tensor: str = "") -> None:
         percent = done * 100 // total if total else 100
-        if (phase, percent) == self._said:
+        step = percent // self._percent
+        if (phase, step) == self._said:
             return
-        self._said = (phase, percent)
+        self._said = (phase, step)
         line = f"phase={phase} done={done} total={total} percent={percent}"
         line += f" elapsed_s={time.monotonic() - self._began:.1f}"
         name = "dflash2-convert" if phase in CONVERTER_PHASES else "lse-mlx"
-        self._print(name, f"{line} tensor={tensor}" if tensor else line)
+        self._print(name, f"{line} {self._field}={tensor}" if tensor else line)
 
     def _print(self, name: str, text: str) -> None:
         # Names of tensors and files come from a checkpoint.

@@ -34,18 +34,19 @@ def choose_model(model: str | None) -> str:
 def one_sentence_errors() -> Iterator[None]:
     """Turn an LseError into its sentence on stderr, and Ctrl-C into exit status 130.
 
-    The status is 2 for checkpoints that are missing, broken or no pair, and 1 for the rest.
+    The status is 2 for what was asked wrongly, on the command line or in the environment, and for
+    checkpoints that are missing, broken or no pair; it is 1 for the rest.
     """
     try:
         if sys.stdout is None:
-            raise RequestError("Standard output is closed: give the command somewhere to write.")
+            raise LseError("Standard output is closed: give the command somewhere to write.")
         yield
         sys.stdout.flush()
     except BrokenPipeError:
         raise  # the reader had enough: the command line's library ends quietly
     except LseError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
-        raise typer.Exit(2 if isinstance(error, CheckpointError) else 1) from error
+        raise typer.Exit(2 if isinstance(error, RequestError | CheckpointError) else 1) from error
     except OSError as error:
         print(f"error: The output cannot be written ({reason(error)}).", file=sys.stderr)
         raise typer.Exit(1) from error

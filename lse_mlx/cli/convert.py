@@ -34,7 +34,7 @@ from lse_mlx.checkpoints.target_config import check_supported, read_config
 from lse_mlx.cli.common import one_sentence_errors
 from lse_mlx.cli.pair import ask, can_ask
 from lse_mlx.cli.progress import progress
-from lse_mlx.errors import CheckpointError, RequestError
+from lse_mlx.errors import CheckpointError, LseError, RequestError
 
 DRAFTER_BITS, TARGET_BITS = 8, 4
 
@@ -143,7 +143,7 @@ def _ask(folder: Path, bits: int, yes: bool) -> None:
     if not can_ask():
         raise RequestError(f"{folder} is a target, whose conversion is large: give --yes with it.")
     if not ask(f"Convert {folder} to {bits} bits?"):
-        raise RequestError("Nothing was converted, as you said no.")
+        raise LseError("Nothing was converted, as you said no.")
 
 
 def _target(

@@ -13,7 +13,7 @@ from lse_mlx.cli.progress import progress
 from lse_mlx.comparison import Comparison, compare, mlx_lm_rate
 from lse_mlx.demo_pair import HELD_OUT_PROMPTS
 from lse_mlx.engine import Registry, Result, load_pair
-from lse_mlx.errors import RequestError
+from lse_mlx.errors import RequestError, counted
 
 shown = Console(highlight=False, soft_wrap=True)
 """What was asked for: prompts, replies and the table, on standard output."""
@@ -88,7 +88,9 @@ def _show_reply(prompt: str, result: Result) -> None:
 
 
 def _table(report: dict[str, Any]) -> Table:
-    table = Table(show_header=False, caption=f"{report['prompts']} prompts, greedy replies")
+    table = Table(
+        show_header=False, caption=f"{counted(report['prompts'], 'prompt')}, greedy replies"
+    )
     changed = "no, the same tokens" if report["identical"] else "YES, which must not happen"
     by_position = [_figure(share, ".2f") for share in report["acceptance_by_position"]]
     for name, value in (

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from lse_mlx.cli.common import notes
 from lse_mlx.engine import Piece, Result
-from lse_mlx.errors import RequestError
+from lse_mlx.errors import RequestError, counted
 
 
 def read_input() -> str:
@@ -41,10 +41,10 @@ def show_reply(pieces: Iterator[Piece], as_json: bool) -> None:
 
 def _figures(result: Result) -> str:
     t = result.timings
-    reply = f"reply {t['generated_n']} tokens"
+    reply = f"reply {counted(t['generated_n'], 'token')}"
     if t["decode_n"]:  # the first token came with the prompt and has no rate
         reply += f" at {t['decode_per_second']:.1f} tokens/s"
-    parts = [f"prompt {t['prompt_n']} tokens in {t['prompt_ms'] / 1000:.2f} s", reply]
+    parts = [f"prompt {counted(t['prompt_n'], 'token')} in {t['prompt_ms'] / 1000:.2f} s", reply]
     if "tokens_per_pass" in t:
         parts.append(f"{t['tokens_per_pass']:.2f} tokens per verify pass")
     parts.append(f"ended by {result.stop_reason}")

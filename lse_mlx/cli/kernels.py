@@ -12,7 +12,7 @@ Kernels = Annotated[
     typer.Option(
         help='Device kernels for operations that MLX has too: "own", "stock", or "auto" for the '
         "faster of both on this device, found by a race once.",
-        metavar="auto|own|stock",
+        metavar="WHICH",  # a wider one leaves help texts no room for the variable's name below
     ),
 ]
 Exact = Annotated[
@@ -27,8 +27,8 @@ RequireDeviceKernels = Annotated[
     bool,
     typer.Option(
         "--require-device-kernels",
-        help="Refuse to compute with plain MLX or NumPy what a device kernel should; the same as "
-        "LSE_REQUIRE_DEVICE_KERNELS=1 in the environment.",
+        help="Refuse to compute with plain MLX or NumPy what a device kernel should; "
+        "LSE_REQUIRE_DEVICE_KERNELS=1 in the environment asks for the same.",
     ),
 ]
 

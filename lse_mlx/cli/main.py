@@ -33,12 +33,16 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+_TARGET = (
+    "Target: a pair's name (`lse-mlx models` lists them), a folder, or a Hugging Face repository."
+)
 Model = Annotated[
+    str | None, typer.Option(help=f"{_TARGET} Without it the demo pair is used.", metavar="MODEL")
+]
+ModelOrApple = Annotated[
     str | None,
     typer.Option(
-        help="Target: a pair's name (`lse-mlx models` lists them), a folder, or a Hugging Face "
-        "repository. Without it the demo pair is used, but `generate` asks for one where there is "
-        "an Apple GPU.",
+        help=f"{_TARGET} Without it the demo pair is used, but on an Apple GPU it must be named.",
         metavar="MODEL",
     ),
 ]
@@ -50,7 +54,7 @@ Drafter = Annotated[
         metavar="DRAFTER",
     ),
 ]
-NoDrafter = Annotated[bool, typer.Option("--no-drafter", help="Decode with the target alone.")]
+NoDrafter = Annotated[bool, typer.Option("--no-drafter", help="Use the target alone.")]
 MaxTokens = Annotated[int, typer.Option(help="The most tokens of a reply.", metavar="N")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Yes = Annotated[
@@ -86,7 +90,7 @@ def generate(
             metavar="PROMPT",
         ),
     ],
-    model: Model = None,
+    model: ModelOrApple = None,
     drafter: Drafter = AUTO,
     no_drafter: NoDrafter = False,
     max_tokens: MaxTokens = MAX_TOKENS,

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from lse_mlx.checkpoints.resolve import Pair
 from lse_mlx.cli.progress import progress
-from lse_mlx.engine import Registry, load_pair
+from lse_mlx.engine import Registry, load_pair, with_kernels
 
 shown = Console(highlight=False, soft_wrap=True)
 
@@ -20,9 +20,10 @@ def run_warmup(model: str, pair: Pair, registry: Registry, as_json: bool) -> Non
         assert engine.warmed is not None
         report = {"model": model, **engine.warmed.as_dict()}
     if as_json:
-        print(json.dumps(report))
+        print(json.dumps(report, allow_nan=False))
         return
-    shown.print(_kernels(report))
+    if report["kernels"]:
+        shown.print(_kernels(report))
     if report["forms"]:
         shown.print(_forms(report))
     if report["races"]:
@@ -32,20 +33,22 @@ def run_warmup(model: str, pair: Pair, registry: Registry, as_json: bool) -> Non
 
 
 def _kernels(report: dict[str, Any]) -> Table:
+    """Where nothing was compiled, without the columns about that."""
     table = Table(title="kernels")
     table.add_column("kernel")
     table.add_column("served by")
-    table.add_column("variant")
-    table.add_column("compile ms", justify="right")
+    if report["jit_compiles"]:
+        table.add_column("variant")
+        table.add_column("compile ms", justify="right")
     for kernel in report["kernels"]:
-        served = ", ".join(f"{form} ({calls})" for form, calls in kernel["calls"].items())
-        rows = kernel["variants"] or [{"variant": "-", "compile_ms": None}]
-        for at, row in enumerate(rows):
-            time = "-" if row["compile_ms"] is None else f"{row['compile_ms']:.1f}"
-            first = at == 0
-            table.add_row(
-                kernel["name"] if first else "", served if first else "", row["variant"], time
-            )
+        calls = kernel["calls"]
+        # A reference serves an operation, and so all of its kernels.
+        name = with_kernels(kernel["name"]) if "reference" in calls else kernel["name"]
+        first = [name, ", ".join(f"{form} ({count})" for form, count in calls.items())]
+        variants = [[row["variant"], f"{row['compile_ms']:.1f}"] for row in kernel["variants"]]
+        for at, cells in enumerate(variants or [["-", "-"]]):
+            row = [*(first if at == 0 else ["", ""]), *cells]
+            table.add_row(*row[: len(table.columns)])
     return table
 
 

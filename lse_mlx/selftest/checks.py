@@ -3,12 +3,14 @@
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
 import mlx.core as mx
 
 from lse_mlx.errors import LseError
+from lse_mlx.kernels.race import finite_or_none
 from lse_mlx.kernels.registry import Registry
 
 Status = Literal["passed", "failed", "not run"]
@@ -24,7 +26,7 @@ REFUSALS = (
 )
 """What MLX and this package raise where a kernel does not compile or run, or MLX has changed."""
 
-STOCK_OPERATIONS = "stock operations in exact mode"
+STOCK_OPERATIONS = "stock operations"
 """The subject of what no kernel of the project serves, and exact decoding relies on."""
 
 
@@ -32,7 +34,11 @@ STOCK_OPERATIONS = "stock operations in exact mode"
 class Outcome:
     """What came of a check.
 
-    error, limit: the largest error found and allowed, in the check's own measure
+    subject: the operation, see `kernels_of`; `STOCK_OPERATIONS`, or the demo pair
+    error, limit: the largest error found and allowed. Where the limit is above 0 it is the largest
+            difference from a definition in float64, relative to the largest value of that. Where
+            it is 0 nothing may differ: the share of numbers that do, or how many tokens or
+            compilations, or 1 for a list that does
     served: by which form, "metal", "cuda" or "reference"; "stock" for operations of MLX as such
     why:    what failed, or why it was not run
     """
@@ -46,12 +52,12 @@ class Outcome:
     why: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """A plain dict, ready for JSON."""
+        """A plain dict, ready for JSON: an error that is not finite is None, and `why` says so."""
         return {
             "subject": self.subject,
             "name": self.name,
             "status": self.status,
-            "error": self.error,
+            "error": finite_or_none(self.error),
             "limit": self.limit,
             "served": self.served,
             "why": self.why,
@@ -60,9 +66,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Check:
-    """One statement about a kernel, or about operations of stock MLX.
+    """One statement about an operation of the kernels, or about operations of stock MLX.
 
-    subject: the kernel, or `STOCK_OPERATIONS`; name: what is stated
+    subject: the operation, or `STOCK_OPERATIONS`; name: what is stated
     arrays:  what is run with `registry`, and all that comes of it
     error:   the largest error in that
     limit:   how large it may be; 0 where the bits must agree
@@ -78,11 +84,15 @@ class Check:
     forms: tuple[str, ...] = ("",)
     reference_limit: float | None = None
 
+    def runs_with(self, registry: Registry) -> bool:
+        """Whether there is anything to run with `registry`, besides its reference."""
+        return registry.on_device or self.subject == STOCK_OPERATIONS
+
     def run(self, registry: Registry) -> Iterator[Outcome]:
         """Run it in every form with the kernels of `registry`."""
         for form in self.forms:
             name = f"{self.name}, {form}" if form else self.name
-            if not registry.on_device and self.subject != STOCK_OPERATIONS:
+            if not self.runs_with(registry):
                 why = "no device kernels run here"
                 yield Outcome(self.subject, name, "not run", None, self.limit, "", why)
             elif form:
@@ -114,6 +124,8 @@ class Check:
                 why = "the kernel was not called: its reference or stock MLX was"
         if not why and not error <= limit:  # written so that NaN fails
             why = "the error is above its limit"
+            if not isfinite(error):
+                why = f"the error is not finite ({error})"
         status: Status = "failed" if why else "passed"
         return Outcome(self.subject, name, status, error, limit, served, why)
 

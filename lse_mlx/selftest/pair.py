@@ -14,6 +14,7 @@ from lse_mlx.selftest.checks import REFUSALS, Outcome, why_not
 PROMPTS = 4
 TOKENS = 48
 SUBJECT = "demo pair"
+PHASE = "demo-pair"
 
 
 def pair_outcomes(
@@ -40,9 +41,9 @@ def replies(engine: Engine, progress: Progress) -> Iterator[Outcome]:
     """Of each prompt, and then of what all of them compiled."""
     entries = json.loads(demo_pair.HELD_OUT_PROMPTS.read_text(encoding="utf-8"))
     registry = engine.target.registry
-    before = registry.counts()
+    before, total = registry.counts(), PROMPTS + 1
     for number, entry in enumerate(entries[:PROMPTS], 1):
-        progress.advance(SUBJECT, number - 1, PROMPTS)
+        progress.advance(PHASE, number - 1, total)
         name = f"prompt {number}: the same tokens with and without the drafter"
         calls = registry.counts()
         try:
@@ -53,10 +54,11 @@ def replies(engine: Engine, progress: Progress) -> Iterator[Outcome]:
             continue
         by_reference = registry.counts().since(calls).reference_calls
         yield _compared(name, fast, alone, "reference" if by_reference else registry.form)
-    progress.advance(SUBJECT, PROMPTS, PROMPTS)
+    progress.advance(PHASE, total - 1, total)
     compiled = registry.counts().since(before).jit_compiles
     name = "requests after the warm-up compile nothing"
     yield Outcome(SUBJECT, name, "failed" if compiled else "passed", float(compiled), 0.0)
+    progress.advance(PHASE, total, total)
 
 
 def _compared(name: str, fast: Result, alone: Result, served: str) -> Outcome:

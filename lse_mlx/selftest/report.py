@@ -12,12 +12,13 @@ import mlx.core as mx
 
 from lse_mlx.checkpoints.progress import Progress, Silent
 from lse_mlx.kernels.choices import Choices
+from lse_mlx.kernels.operations import kernels_of
 from lse_mlx.kernels.options import KernelOptions
 from lse_mlx.kernels.registry import Registry
 from lse_mlx.kernels.winners import WinnersFile, this_device
-from lse_mlx.selftest.checks import Check, Outcome, without_names
+from lse_mlx.selftest.checks import STOCK_OPERATIONS, Check, Outcome, without_names
 from lse_mlx.selftest.contracts import contract_checks
-from lse_mlx.selftest.pair import pair_outcomes
+from lse_mlx.selftest.pair import SUBJECT, pair_outcomes
 from lse_mlx.selftest.stock import stock_checks
 from lse_mlx.selftest.values import value_checks
 
@@ -30,10 +31,13 @@ class SelftestReport:
     """What was checked, where, and what came of it.
 
     device:       see `this_device`, with memory in bytes
+    versions:     of this package, of what it builds on, and of Python
     form:         how kernels ran: "metal", "cuda", or "reference" where none runs
+    outcomes:     what came of each check
     compilations: variants that were compiled for the checks, as name, variant, milliseconds
     warmed:       the demo pair's `WarmupReport` as a dict, empty if it did not load
     races:        all results that are kept for this device
+    seconds:      that it took in all
     """
 
     device: dict[str, Any]
@@ -50,6 +54,12 @@ class SelftestReport:
         """The checks that failed."""
         return [outcome for outcome in self.outcomes if outcome.status == "failed"]
 
+    @property
+    def kernels(self) -> dict[str, list[str]]:
+        """The operations that were checked, each with its kernels."""
+        operations = {o.subject for o in self.outcomes} - {STOCK_OPERATIONS, SUBJECT}
+        return {name: list(kernels_of(name)) for name in sorted(operations)}
+
     def as_dict(self) -> dict[str, Any]:
         """A plain dict, ready for JSON, without paths or names of persons."""
         tally = Counter(outcome.status for outcome in self.outcomes)
@@ -58,6 +68,7 @@ class SelftestReport:
             "device": self.device,
             "versions": self.versions,
             "form": self.form,
+            "kernels": self.kernels,
             "passed": tally["passed"],
             "failed": tally["failed"],
             "not_run": tally["not run"],
@@ -70,17 +81,22 @@ class SelftestReport:
         return without_names(shown)
 
 
-def run_selftest(races: Path, progress: Progress | None = None) -> SelftestReport:
+def run_selftest(
+    races: Path, progress: Progress | None = None, required: bool = False
+) -> SelftestReport:
     """Check everything on MLX's default device. A check that cannot be run has failed.
 
     races:    the folder where results of races are kept
     progress: hears which check is next, and how the demo pair warms up
+    required: nothing of the demo pair may be served by plain MLX or NumPy either, and on a CPU there
+              is nothing to check: that raises KernelError
     """
     started, progress = perf_counter(), progress or Silent()
     # With required kernels an error tells why one does not run; else its reference would serve.
-    registry = Registry.for_device(Choices("own"), required=mx.default_device() != mx.cpu)
+    on_device = mx.default_device() != mx.cpu
+    registry = Registry.for_device(Choices("own"), required=required or on_device)
     outcomes = outcomes_of(kernel_checks(registry), registry, progress)
-    more, warmed = pair_outcomes(KernelOptions(exact=True), progress)
+    more, warmed = pair_outcomes(KernelOptions(exact=True, required=required), progress)
     kept, _ = WinnersFile(races, this_device()).read()
     return SelftestReport(
         device=this_device() | _memory(),
@@ -106,18 +122,26 @@ def kernel_checks(registry: Registry, half: mx.Dtype = mx.bfloat16) -> list[Chec
 def outcomes_of(
     checks: list[Check], registry: Registry, progress: Progress | None = None
 ) -> list[Outcome]:
-    """What comes of `checks` with `registry`, and then of their references on the same device."""
+    """What comes of `checks` with `registry`, and then of their references on the same device.
+
+    Those that cannot run here come first; `progress` counts the others alone.
+    """
     progress = progress or Silent()
+    idle = [check for check in checks if not check.runs_with(registry)]
+    outcomes = [outcome for check in idle for outcome in check.run(registry)]
+    running = [check for check in checks if check.runs_with(registry)]
     with_references = [check for check in checks if check.reference_limit is not None]
     runs = [
-        *((check, check.run(registry)) for check in checks),
+        *((check, check.run(registry)) for check in running),
         *((check, check.run_reference()) for check in with_references),
     ]
-    outcomes: list[Outcome] = []
-    for done, (check, run) in enumerate(runs):
-        progress.advance("checks", done, len(runs), f"{check.subject}, {check.name}")
-        outcomes.extend(run)
-    progress.advance("checks", len(runs), len(runs))
+    done, total = 0, sum(len(check.forms) for check in running) + len(with_references)
+    for check, run in runs:
+        progress.advance("checks", done, total, f"{check.subject}, {check.name}")
+        found = list(run)
+        outcomes += found
+        done += len(found)
+    progress.advance("checks", done, total)
     return outcomes
 
 

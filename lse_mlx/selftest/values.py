@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from lse_mlx.errors import counted
 from lse_mlx.kernels import gated_delta_verify as delta
 from lse_mlx.kernels.dynamic_conv import dynamic_conv
 from lse_mlx.kernels.registry import Registry
@@ -172,7 +173,7 @@ def _sliding_check(live: int, position: int) -> Check:
         wanted = definitions.attention(queries, keys, values, seen)
         return distance(found[0], wanted.reshape(rows, -1))
 
-    name = f"{live} rows live, {position} before the block"
+    name = f"{counted(live, 'row')} live, {position} before the block"
     return Check("sliding_attention", name, run, error, 2e-5, reference_limit=_by_products(2e-5))
 
 
@@ -205,7 +206,7 @@ def _verify_check(rows: int, length: int, kv: int, dtype: mx.Dtype) -> Check:
         wanted = definitions.attention(queries.swapaxes(0, 1), keys, values, seen)
         return distance(as_numpy(found[0])[0].swapaxes(0, 1), wanted)
 
-    name = f"{rows} rows at the end of {length} keys in {dtype_name(dtype)}"
+    name = f"{counted(rows, 'row')} at the end of {counted(length, 'key')} in {dtype_name(dtype)}"
     fp32 = dtype == mx.float32
     limit, of_reference = (2e-5, _by_products(2e-5)) if fp32 else (HALF_LIMIT, 3e-2)
     return Check("verify_attention", name, run, error, limit, ("split",), of_reference)
@@ -227,7 +228,7 @@ def _convolution_check(rows: int, hidden: int, side: int) -> Check:
     def error(found: Arrays) -> float:
         return distance(found[0], definitions.convolution(x, base, dynamic, side))
 
-    name = f"{rows} rows of {hidden}, side {side}"
+    name = f"{counted(rows, 'row')} of {hidden}, side {side}"
     return Check("dynamic_conv", name, run, error, 1e-6, reference_limit=1e-6)
 
 
@@ -269,7 +270,7 @@ def _delta_check(
             distance(as_numpy(found[0])[0], outputs), distance(as_numpy(found[1])[0], wanted)
         )
 
-    name = f"{rows} rows behind {n_pending} pending ones, {dtype_name(dtype)}"
+    name = f"{counted(rows, 'row')} behind {n_pending} pending ones, {dtype_name(dtype)}"
     return Check("gated_delta_verify", name, run, error, limit, reference_limit=limit)
 
 

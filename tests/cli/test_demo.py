@@ -65,5 +65,12 @@ def test_on_a_terminal_it_shows_the_reply_and_the_ratio():
 def test_a_target_without_a_drafter_has_nothing_to_compare(tmp_path: Path):
     target = save_tokenizer(save_checkpoint(tmp_path / "target", "qwen3"))
     result = CliRunner().invoke(app, ["demo", "--model", str(target)])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "drafter" in result.stderr
+
+
+def test_one_prompt_is_one_prompt(report: dict):
+    shown = Console(file=io.StringIO(), width=100)
+    shown.print(_table(report), _table(report | {"prompts": 1}))
+    text = shown.file.getvalue()
+    assert "12 prompts, greedy" in text and " 1 prompt, greedy" in text

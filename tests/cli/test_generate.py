@@ -103,7 +103,7 @@ def test_a_greedy_reply_has_no_seed():
 
 
 def test_one_token_has_no_rate():
-    assert "reply 1 tokens;" in run(PROMPT, "--max-tokens", "1").stderr
+    assert "reply 1 token;" in run(PROMPT, "--max-tokens", "1").stderr
 
 
 def test_as_a_module():
@@ -138,7 +138,7 @@ def misfit(tmp_path: Path) -> Path:
     return path.parent
 
 
-def assert_one_sentence(result, *words: str, status: int = 1) -> None:
+def assert_one_sentence(result, *words: str, status: int = 2) -> None:
     assert result.exit_code == status
     assert result.stdout == ""
     message = result.stderr.strip().splitlines()[-1]
@@ -167,7 +167,7 @@ def assert_one_sentence(result, *words: str, status: int = 1) -> None:
 def test_a_name_that_is_no_checkpoint_gets_one_sentence(
     arguments: tuple[str, ...], words: tuple[str, ...]
 ):
-    assert_one_sentence(run(*arguments), *words, status=2)
+    assert_one_sentence(run(*arguments), *words)
 
 
 @pytest.mark.parametrize(
@@ -192,9 +192,7 @@ def test_bad_input_gets_one_sentence(arguments: tuple[str, ...], words: tuple[st
 
 
 def test_a_drafter_of_another_width_is_refused(misfit: Path):
-    assert_one_sentence(
-        run(PROMPT, "--drafter", str(misfit)), "hidden_size", "640", "320", status=2
-    )
+    assert_one_sentence(run(PROMPT, "--drafter", str(misfit)), "hidden_size", "640", "320")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
@@ -202,7 +200,7 @@ def test_a_target_that_lacks_a_file_is_refused(tmp_path: Path, name: str):
     shutil.copytree(demo_pair.TARGET, tmp_path / "target")
     (tmp_path / "target" / name).unlink()
     result = run(PROMPT, "--model", str(tmp_path / "target"))
-    assert_one_sentence(result, name.split(".", maxsplit=1)[0], status=2)
+    assert_one_sentence(result, name.split(".", maxsplit=1)[0])
 
 
 def test_the_installed_command_answers_and_fails_cleanly(tmp_path: Path):
@@ -217,7 +215,7 @@ def test_the_installed_command_answers_and_fails_cleanly(tmp_path: Path):
     assert good.returncode == 0
     assert good.stdout.strip()
     bad = subprocess.run([*command, ""], check=False, capture_output=True, text=True, cwd=tmp_path)
-    assert bad.returncode == 1
+    assert bad.returncode == 2
     assert bad.stderr.strip().splitlines()[-1].startswith("error: ")
 
 

@@ -15,6 +15,7 @@ from tests.tiny_models import on_cpu
 
 PROMPT = "Write a story about a shy fox."
 COMMANDS = (("generate", PROMPT), ("demo",), ("warmup",))
+EVERY_COMMAND = (*COMMANDS, ("selftest",))
 WITHOUT_NETWORK = "nobody/such-a-model"
 """A repository that a command would ask the hub for, had it not refused before."""
 
@@ -32,20 +33,38 @@ def run(*arguments: str, **environment: str):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_required_kernels_are_refused_on_a_cpu_before_anything_is_looked_for(command):
     result = run(*command, "--model", WITHOUT_NETWORK, "--require-device-kernels")
-    assert_one_sentence(result, "Device kernels are required", "on the CPU here")
+    assert_one_sentence(result, "Device kernels are required", "on the CPU here", status=1)
     assert WITHOUT_NETWORK not in result.stderr
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_environment_requires_them_too(command):
     result = run(*command, "--model", WITHOUT_NETWORK, LSE_REQUIRE_DEVICE_KERNELS="1")
-    assert_one_sentence(result, "Device kernels are required")
+    assert_one_sentence(result, "Device kernels are required", status=1)
 
 
-def test_the_environment_must_be_clear():
+def test_the_selftest_requires_them_too_and_checks_nothing():
+    for result in (
+        run("selftest", "--require-device-kernels"),
+        run("selftest", LSE_REQUIRE_DEVICE_KERNELS="1"),
+    ):
+        assert_one_sentence(result, "Device kernels are required", "on the CPU here", status=1)
+        assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", EVERY_COMMAND)
+def test_the_environment_must_be_clear(command):
     assert_one_sentence(
-        run("generate", PROMPT, LSE_REQUIRE_DEVICE_KERNELS="yes"), "'yes'", "set it to 1 or 0"
+        run(*command, LSE_REQUIRE_DEVICE_KERNELS="yes"), "'yes'", "set it to 1 or 0"
     )
+
+
+@pytest.mark.parametrize("command", EVERY_COMMAND)
+def test_help_names_the_variable_whole_on_80_columns(command):
+    shown = run(command[0], "--help", COLUMNS="80", TERMINAL_WIDTH="80")
+    assert "LSE_REQUIRE_DEVICE_KERNELS=1" in shown.stdout
+    assert "…" not in shown.stdout
+    assert ("Apple GPU" in shown.stdout) == (command[0] == "generate")
 
 
 @pytest.mark.parametrize(

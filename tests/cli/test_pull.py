@@ -77,7 +77,7 @@ def test_the_main_pair_is_asked_for_and_brought_whole(tmp_path: Path) -> None:
         command = Fetcher(tmp_path, HF_ENDPOINT=hub.endpoint)
 
         unasked = command.run("pull")
-        assert unasked["status"] == 1
+        assert unasked["status"] == 2
         assert " to download to " in unasked["err"] and " free." in unasked["err"]
         assert "error: Nobody can be asked here: give --yes" in unasked["err"]
         err = asked.communicate(timeout=60)[1]
@@ -113,7 +113,7 @@ def test_what_the_command_refuses_is_one_sentence(
         (["x"], 2, "'x' is no pair and no repository"),
         (["./tests"], 2, "'./tests' is a folder here"),
         (["glm-5.3-flash"], 2, "give --drafter-only for its drafter"),
-        (["x", "--drafter-only"], 1, "--drafter-only is for a pair"),
+        (["x", "--drafter-only"], 2, "--drafter-only is for a pair"),
         (["org/none"], 2, "HF_HUB_OFFLINE is set: run `lse-mlx pull org/none`"),
         (["org/none", "--offline"], 2, "nothing is to be downloaded: run `lse-mlx pull org/none`"),
     ):

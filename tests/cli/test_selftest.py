@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from io import StringIO
 from pathlib import Path
 
@@ -32,12 +33,27 @@ def test_json_is_one_object_and_the_file_holds_the_same(tmp_path: Path):
     assert report["form"] == "reference"
     assert file.read_text() == result.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
-    assert "phase=checks" in result.stderr and "phase=demo pair" in result.stderr
+    assert_progress_agrees(result.stderr.splitlines(), report["passed"])
+
+
+def assert_progress_agrees(lines: list[str], passed: int):
+    """About a line for each tenth, each phase to its end, and as many in all as the report counts."""
+    assert len(lines) <= 11 + 11
+    pattern = (
+        r"\[lse-mlx\] phase=(\S+) done=(\d+) total=(\d+) percent=\d+ elapsed_s=\S+( check=.+)?"
+    )
+    found = [re.fullmatch(pattern, line) for line in lines]
+    steps = [(m[1], int(m[2]), int(m[3])) for m in found if m]
+    assert len(steps) == len(lines)
+    ends = [step for step in steps if step[1] == step[2]]
+    assert [phase for phase, _, _ in ends] == ["checks", "demo-pair"]
+    assert sum(total for _, _, total in ends) == passed
+    assert 'check="stock operations, ' in lines[0]
 
 
 def refused(output: Path) -> str:
     result = CliRunner().invoke(app, ["selftest", "--output", str(output)])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stdout == ""
     [line] = result.stderr.splitlines()  # no check was begun
     assert line.startswith("error: ") and line.endswith(".")
@@ -46,7 +62,13 @@ def refused(output: Path) -> str:
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path):
     assert "is a directory" in refused(tmp_path)
-    assert "lies in no directory that exists" in refused(tmp_path / "none" / "report.json")
+    missing = tmp_path / "two words" / "none"
+    assert f"make it first with `mkdir -p '{missing}'`" in refused(missing / "report.json")
+    (tmp_path / "file").write_text("")
+    for output in ("file/report.json", "file/none/report.json"):
+        line = refused(tmp_path / output)
+        assert f"lies below {tmp_path / 'file'}, which is a file" in line
+    assert "cannot be looked for" in refused(tmp_path / ("long" * 100))
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     assert "is no regular file" in refused(pipe)
@@ -91,25 +113,58 @@ def report(*outcomes: Outcome) -> SelftestReport:
     )
 
 
-def test_the_table_lists_what_ran_and_sums_up_what_did_not(capsys):
-    idle = "no device kernels run here"
-    show(
-        report(
-            Outcome("topk", "some rows", "passed", 0.0, 0.0, "metal"),
-            Outcome("selector", "scores", "failed", 0.5, 1e-5, "metal", "above its limit"),
-            Outcome("selector", "path", "not run", None, 0.0, "", idle),
-            Outcome("topk", "more", "not run", None, 0.0, "", idle),
-            Outcome("topk", "most", "not run", None, 0.0, "", idle),
-        )
-    )
+IDLE = "no device kernels run here"
+MIXED = report(
+    Outcome("topk", "some rows", "passed", 0.0, 0.0, "metal"),
+    Outcome("selector", "path", "passed", 0.0, 0.0, "metal"),
+    Outcome("selector", "large", "passed", 0.009, 1e-2, "metal"),
+    Outcome("selector", "scores", "failed", 0.5, 1e-5, "metal", "above its limit"),
+    Outcome("selector", "not a number", "passed", 0.25, 0.5, "reference"),
+    Outcome("gated_delta_verify", "rows", "failed", None, 1e-5, "", "refused"),
+    Outcome("selector", "more path", "not run", None, 0.0, "", IDLE),
+    Outcome("topk", "more", "not run", None, 0.0, "", IDLE),
+    Outcome("topk", "most", "not run", None, 0.0, "", IDLE),
+)
+
+
+def rows(text: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+
+
+def test_the_table_has_a_line_for_each_operation_with_its_worst_check(capsys):
+    show(MIXED)
     text = capsys.readouterr().out
     assert "Apple M4 Pro, macOS 26.2, MLX 0.32.4, lse-mlx 0.1.0: kernels run by metal" in text
-    [row] = [line for line in text.splitlines() if "scores" in line and "│" in line]
-    assert "failed" in row and "0.5" in row and "1e-05" in row
+    assert rows(text) == [
+        ["topk", "metal", "1", "0", "0", "0"],
+        ["selector", "metal", "3", "1", "0.5", "1e-05"],
+        ["selector", "reference", "1", "0", "0.25", "0.5"],
+        ["gated_delta_verify", "-", "1", "1", "-", "1e-05"],
+    ]
+    assert max(len(line) for line in text.splitlines() if line[0] in "┏┃┡│└") <= 80
     assert "most" not in text
-    assert "not run: selector (1), topk (2), because no device kernels run here" in text
+    assert "relative to its largest value" in text
+    assert "operations and their kernels: topk (topk_chunk, topk_merge)\n" in text
+    assert "not run: 1 of selector, 2 of topk, because no device kernels run here" in text
     assert "failed: selector, scores: above its limit" in text
-    assert "1 passed, 1 failed, 3 not run, in 1.2 s" in text
+    assert "4 passed, 2 failed, 3 not run, in 1.2 s" in text
+
+
+def test_a_check_that_is_no_number_is_the_worst(capsys):
+    nan = Outcome("topk", "b", "failed", float("nan"), 1.0, "metal", "above its limit")
+    show(report(*(Outcome("topk", x, "passed", 1.0, 1.0, "metal") for x in "ac"), nan))
+    assert rows(capsys.readouterr().out) == [["topk", "metal", "3", "1", "nan", "1"]]
+
+
+def test_every_check_is_listed_if_asked_for(capsys):
+    show(MIXED, verbose=True)
+    text = capsys.readouterr().out
+    assert rows(text) == []
+    assert "passed: topk, some rows: error 0, limit 0, by metal\n" in text
+    assert "failed: selector, scores: error 0.5, limit 1e-05, by metal\n" in text
+    assert "failed: gated_delta_verify, rows: error -, limit 1e-05\n" in text
+    assert "4 passed, 2 failed, 3 not run, in 1.2 s" in text
 
 
 def test_the_status_tells_whether_a_check_failed(tmp_path: Path, capsys):

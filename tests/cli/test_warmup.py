@@ -45,7 +45,10 @@ def test_tables_of_the_demo_pair_on_a_cpu():
     result = run("--model", "demo")
     assert result.exit_code == 0
     assert "gated_delta_verify" in result.stdout
+    assert "topk (topk_chunk, topk_merge)" in result.stdout
     assert "reference" in result.stdout
+    assert "variant" not in result.stdout
+    assert max(len(line) for line in result.stdout.splitlines() if line[:1] in "┏┃┡│└") <= 80
     assert "0 compilations" in result.stdout
     assert "drafted tokens accepted" in result.stdout
 
@@ -53,6 +56,9 @@ def test_tables_of_the_demo_pair_on_a_cpu():
 def test_a_target_alone():
     report = json.loads(run("--no-drafter", "--json").stdout)
     assert report["spec_tested"] == 0
+    # On a CPU there is nothing to compile, and no drafter to judge.
+    assert sum(kernel["calls"]["reference"] for kernel in report["kernels"]) < 100
+    assert "drafted tokens" not in run("--no-drafter").stdout
 
 
 def test_a_missing_model_is_one_sentence(tmp_path: Path):

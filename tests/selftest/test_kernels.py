@@ -1,5 +1,6 @@
 """The self-test's checks of kernels: they pass with the project's kernels, and a broken one fails."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -226,6 +227,26 @@ def test_a_call_that_the_reference_served_is_no_pass():
 )
 def test_an_error_is_held_to_its_limit(error: float, status: str):
     assert outcome_of(served, device(), error).status == status
+
+
+@pytest.mark.parametrize("error", [float("nan"), float("inf")])
+def test_an_error_that_is_not_finite_is_null_with_the_reason_in_words(error: float):
+    outcome = outcome_of(served, device(), error)
+    shown = json.loads(json.dumps(outcome.as_dict(), allow_nan=False))
+    assert (shown["status"], shown["error"], shown["limit"]) == ("failed", None, 1.0)
+    assert shown["why"] == f"the error is not finite ({error})"
+
+
+def test_a_report_on_kernels_that_give_nan_is_json():
+    def answer(*, output_shapes: Any, output_dtypes: Any, **call: Any) -> list[mx.array]:
+        pairs = zip(output_shapes, output_dtypes, strict=True)
+        return [mx.full(s, 0 if d == mx.int32 else float("nan"), d) for s, d in pairs]
+
+    registry = Registry("metal", lambda **text: answer, Choices("own"), required=True)
+    outcomes = outcomes_of(some_checks(registry), registry)
+    shown = [outcome.as_dict() for outcome in outcomes]
+    json.dumps(shown, allow_nan=False)
+    assert any("is not finite" in outcome.why for outcome in outcomes)
 
 
 def test_a_stock_operation_whose_rows_depend_on_each_other_fails():

@@ -65,6 +65,8 @@ def test_versions_device_and_races_are_in_it(report: SelftestReport):
     assert shown["device"]["mlx"] == shown["versions"]["mlx"]
     assert shown["races"] == [RACE.as_dict()]
     assert shown["format"] == 1
+    assert shown["kernels"]["topk"] == ["topk_chunk", "topk_merge"]
+    assert shown["kernels"]["dynamic_conv"] == ["dynamic_conv"]
 
 
 def names() -> list[str]:
