@@ -50,7 +50,7 @@ NOT_RUN = {  # the command, and why
     ".venv/bin/pip install '.[cuda13]' && "
     ".venv/bin/pip install --force-reinstall --no-deps mlx-cuda-13": "needs an NVIDIA GPU",
     ".venv/bin/python -m pytest -m gpu": "needs a GPU",
-    ".venv/bin/python -m pytest -m slow": "takes a quarter of an hour",
+    ".venv/bin/python -m pytest -m slow": "takes most of an hour",
     ".venv/bin/lse-mlx pull qwen3.8-27b": "downloads 20 GB; tests/cli/test_pull.py pulls from a hub "
     "on this machine",
 }
