@@ -17,15 +17,26 @@ class CheckpointError(LseError):
 
 
 class DraftError(LseError):
-    """The drafter produced something that cannot be verified (non-finite scores, malformed ids)."""
+    """The drafter failed, or produced what cannot be verified (non-finite scores, malformed ids)."""
 
 
 class TargetError(LseError):
-    """The target produced logits that no token can be chosen from (NaN, +inf, or nothing finite)."""
+    """A pass of the target failed, or no token can be chosen from its logits (NaN, +inf)."""
 
 
 class KernelError(LseError):
     """A device kernel was required and cannot run here."""
+
+
+class ProtocolError(LseError):
+    """A record, a trace or a ticket breaks the protocol, or belongs to another target or request.
+
+    field: the name of the field that is wrong, as records spell it
+    """
+
+    def __init__(self, field: str, sentence: str):
+        super().__init__(sentence)
+        self.field = field
 
 
 def reason(error: Exception) -> str:

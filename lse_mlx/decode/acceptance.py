@@ -20,7 +20,8 @@ from lse_mlx.errors import DraftError
 class Verdict:
     """What a verify pass decided.
 
-    tokens:   the accepted proposals and the target's own token after them; row i answers tokens[i]
+    tokens:   the accepted proposals and the target's own token after them, where there is a row for
+              it; row i answers tokens[i]
     accepted: how many of them were proposed
     overlap:  for each tested position the sum of min(p, q): the chance that a draft is accepted
     """
@@ -36,22 +37,23 @@ class Verdict:
 
 
 class Rows(Protocol):
-    """The target's distributions p_0..p_k, one a row of the pass."""
+    """The target's distributions p_0, p_1, ..., one a row of the pass."""
+
+    def __len__(self) -> int: ...
 
     def __getitem__(self, row: int, /) -> Distribution: ...
 
 
 def judge(proposal: Proposal, p_rows: Rows, streams: Streams) -> Verdict:
-    """Walk the proposal d1..dk along the target's rows p_0..p_k.
+    """Walk the proposal d1..dk along the target's rows p_0..p_k, or p_0..p_{k-1} near a limit.
 
-    Each row consumes one uniform of each of the accept and residual streams, needed or not, so that
-    a token's chance does not hang on the luck of those before it. Raises DraftError for a q that no
-    proposal can have been drawn from.
+    Without a row p_k the target adds no token of its own behind k accepted ones. The proposal is one
+    that `check_proposal` lets pass. Each row consumes one uniform of each of the accept and residual
+    streams, needed or not, so that a token's chance does not hang on the luck of those before it.
     """
     tokens: list[int] = []
     overlap: list[float] = []
     for row, (x, q) in enumerate(zip(proposal.tokens, proposal.q, strict=True)):
-        _check(x, q)
         p = p_rows[row]
         u, r = streams.accept(), streams.residual()
         overlap.append(float(np.minimum(p.of(q.ids), q.probs).sum()))
@@ -61,13 +63,19 @@ def judge(proposal: Proposal, p_rows: Rows, streams: Streams) -> Verdict:
             continue
         tokens.append(residual(p, q).draw(r))
         return Verdict(tokens, len(tokens) - 1, overlap)
-    streams.accept()
-    tokens.append(p_rows[len(proposal.tokens)].draw(streams.residual()))
-    return Verdict(tokens, len(tokens) - 1, overlap)
+    accepted = len(tokens)
+    if accepted < len(p_rows):
+        streams.accept()
+        tokens.append(p_rows[accepted].draw(streams.residual()))
+    return Verdict(tokens, accepted, overlap)
 
 
-def check_tokens(proposal: Proposal, depth: int, vocab_size: int) -> None:
-    """Refuse more tokens than the drafter said, and ids that the target has no embedding for."""
+def check_proposal(proposal: Proposal, depth: int, vocab_size: int) -> None:
+    """Raise DraftError for a proposal that the target cannot judge.
+
+    That is one with more tokens than `depth`, with ids that the target has no embedding for, or with
+    a q that its token cannot have been drawn from.
+    """
     if len(proposal.tokens) > depth:
         raise DraftError(
             f"The drafter proposed {len(proposal.tokens)} tokens and its depth is {depth}: "
@@ -79,6 +87,13 @@ def check_tokens(proposal: Proposal, depth: int, vocab_size: int) -> None:
                 f"The drafter proposed token {token}, outside the vocabulary of {vocab_size}: "
                 "check that drafter and target belong together."
             )
+    if len(proposal.q) != len(proposal.tokens):
+        raise DraftError(
+            f"The drafter gave {len(proposal.q)} distributions for {len(proposal.tokens)} tokens: "
+            "each token comes with the q it was drawn from."
+        )
+    for x, q in zip(proposal.tokens, proposal.q, strict=True):
+        _check_drawn(x, q)
 
 
 def residual(p: Distribution, q: Distribution) -> Distribution:
@@ -95,7 +110,7 @@ def _at(distribution: Distribution, token: int) -> float:
     return float(distribution.of(np.array([token]))[0])
 
 
-def _check(x: int, q: Distribution) -> None:
+def _check_drawn(x: int, q: Distribution) -> None:
     """Refuse a q that `x` cannot have been drawn from: acceptance would divide by nonsense."""
     if len(np.unique(q.ids)) != len(q.ids):
         raise DraftError(

@@ -1,19 +1,24 @@
 """The decode cycle: propose, verify, accept, commit. Plain decoding is the cycle without proposals."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
 import mlx.core as mx
 
-from lse_mlx.decode.acceptance import check_tokens, judge
+from lse_mlx.decode.acceptance import Verdict, judge
+from lse_mlx.decode.drafting import Drafting
 from lse_mlx.decode.randomness import Streams
-from lse_mlx.decode.sampling import Sampling, TargetRows
+from lse_mlx.decode.reply_text import ReplyText
+from lse_mlx.decode.rules import Rules
+from lse_mlx.decode.sampling import Sampling, TargetRows, TokenLogprob
 from lse_mlx.decode.session import Session
-from lse_mlx.decode.stopping import Limits, StopReason
+from lse_mlx.decode.stopping import Cut, Limits, StopReason, settled
 from lse_mlx.decode.timings import Timings
 from lse_mlx.drafters.base import Proposal
-from lse_mlx.errors import RequestError
+from lse_mlx.errors import RequestError, TargetError, counted, reason
+from lse_mlx.target.model import Pass
 
 PREFILL_ROWS = 512
 
@@ -23,6 +28,10 @@ class Request:
     """What to decode: a prompt (token ids, at least one), how to choose, where to end.
 
     prefill_rows: how many prompt rows go through the target at a time; bounds memory
+    rules:        what changes a row of logits before a token is chosen from it
+    top_logprobs: with each token its log-probability and that of so many likeliest ones; None for
+                  no log-probabilities
+    strict_draft: end with DraftError when the drafter fails, instead of going on without it
     Raises RequestError for a seed that `Streams.from_seed` refuses.
     """
 
@@ -32,95 +41,175 @@ class Request:
     seed: int
     speculate: bool
     prefill_rows: int = PREFILL_ROWS
+    rules: Rules = Rules()
+    top_logprobs: int | None = None
+    strict_draft: bool = False
 
     def __post_init__(self) -> None:
         Streams.from_seed(self.seed)  # refused here, before a session is touched
 
 
 @dataclass(frozen=True)
+class Cycle:
+    """One verify pass as it went, for those who record or examine it.
+
+    position: of the anchor in the sequence
+    proposal: what was judged; empty in a plain step
+    answer:   the target's pass over the anchor and the proposal
+    rows:     its distributions
+    """
+
+    position: int
+    anchor: int
+    proposal: Proposal
+    answer: Pass
+    rows: TargetRows
+    verdict: Verdict
+    cut: Cut
+
+
+@dataclass(frozen=True)
 class Step:
-    """Tokens emitted by one pass, possibly none, and why the reply ends if it does."""
+    """Tokens emitted by one pass, possibly none, and why the reply ends if it does.
+
+    logprobs: of each token, where the request asks for them
+    cycle:    the pass; None for the prompt's, and where the reply ended before one
+    """
 
     tokens: list[int]
     reason: StopReason | None
+    logprobs: list[TokenLogprob] | None = None
+    cycle: Cycle | None = None
 
 
-def decode(session: Session, request: Request, timings: Timings) -> Iterator[Step]:
+def decode(
+    session: Session, request: Request, timings: Timings, text: ReplyText | None = None
+) -> Iterator[Step]:
     """Decode until the reply ends; the last step has a reason.
 
     At every step the session already holds exactly the tokens of the prompt and those emitted; only
     the last one emitted, the anchor, is not read by any pass yet, unless a stop token followed it.
-    So the caller may stop asking at any step. A failure inside a pass leaves the session empty.
-    Going on after another reply began in the session raises RequestError and leaves that one alone.
+    So the caller may stop asking at any step. A failure inside a step leaves the session empty, and
+    raises TargetError where the target failed. Going on after another reply began in the session
+    raises RequestError and leaves that one alone.
+
+    text: takes in the emitted tokens and finds stop strings; None where nobody reads text
     """
     try:
-        yield from _cycles(session, request, timings)
-    except (GeneratorExit, RequestError):
+        yield from _cycles(session, request, timings, text)
+    except (GeneratorExit, _Superseded):
         raise  # between two passes: the session is whole, or another reply's by now
     except BaseException:
         session.reset()
         raise
 
 
-def _cycles(session: Session, request: Request, timings: Timings) -> Iterator[Step]:
-    limits, sampling = request.limits, request.sampling
-    streams = Streams.from_seed(request.seed)
-    drafter = session.drafter if request.speculate else None
-    taps = () if drafter is None else drafter.taps
+class _Superseded(RequestError):
+    """Another reply began in the session."""
 
-    logits = _prefill(session, request, taps, timings)
-    target, context = session.target, None if drafter is None else session.context
-    first = TargetRows(logits, sampling)[0].draw(streams.residual())
-    cut, turn = limits.cut([first], 0), session.turn
+
+@contextmanager
+def _target_failures(emitted: int) -> Iterator[None]:
+    """Name what MLX raises in a pass of the target after so many tokens."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        mx.clear_cache()  # it may be memory that was missing
+        raise TargetError(
+            f"The target failed after {counted(emitted, 'token')} ({reason(error)}): try again, "
+            "and where memory ran out, with a shorter prompt or reply."
+        ) from error
+
+
+def _cycles(
+    session: Session, request: Request, timings: Timings, text: ReplyText | None
+) -> Iterator[Step]:
+    target, limits, sampling, rules = session.target, request.limits, request.sampling, request.rules
+    streams = Streams.from_seed(request.seed)
+    drafting = Drafting(session, request.speculate, request.strict_draft, timings)
+
+    logits = _prefill(session, request, drafting, timings)
+    if logits is None:
+        yield Step([], settled("cancelled", text))
+        return
+    rows = TargetRows(logits, sampling, rules, _last(session.tokens, rules.window + 1))
+    with _target_failures(0):
+        first = rows[0].draw(streams.residual())
+    cut, turn = limits.cut([first], 0, text), session.turn
     timings.generated_n = len(cut.emitted)
-    yield Step(cut.emitted, cut.reason)
+    yield Step(cut.emitted, cut.reason, _logprobs(rows, cut, request))
 
     while cut.reason is None:
         if session.turn != turn:
-            raise RequestError(
+            raise _Superseded(
                 f"A reply cannot go on after {timings.generated_n} tokens, because another one began "
                 "in its session: finish or drop a reply first, or take a session for each."
             )
         started = perf_counter()
-        anchor, left = cut.emitted[-1], limits.left(timings.generated_n)
-        proposal = Proposal([], [])
-        if drafter is not None and context is not None and left > 1:
-            # Near the limit fewer rows are verified, but the drafter's block stays whole.
-            proposal = context.propose(anchor, sampling.temperature, streams.draft)
-            check_tokens(proposal, drafter.depth, target.vocab_size)
-            proposal = proposal.first(left - 1)
+        anchor, emitted, position = cut.emitted[-1], timings.generated_n, len(session.tokens)
+        if limits.cancels(emitted):
+            yield Step([], settled("cancelled", text))
+            return
+        # Near the limit fewer tokens are judged and fewer rows verified, but the drafter's block
+        # stays whole, and no token depends on where the limit is.
+        proposal = drafting.propose(anchor, sampling.temperature, streams.draft)
+        proposal = proposal.first(limits.left(emitted))
         drafted = perf_counter()
+        if limits.cancels(emitted):
+            yield Step([], settled("cancelled", text))
+            return
 
-        rows = target.verify([anchor, *proposal.tokens], session.state, taps)
-        verdict = judge(proposal, TargetRows(rows.logits, sampling), streams)
-        cut = limits.cut(verdict.tokens, timings.generated_n)
+        read = [anchor, *proposal.tokens][: limits.left(emitted)]
+        behind = _last(session.tokens, rules.window)
+        with _target_failures(emitted):
+            answer = target.verify(read, session.state, drafting.taps)
+            rows = TargetRows(answer.logits, sampling, rules, [*behind, *read], emitted)
+            verdict = judge(proposal, rows, streams)
+        cut = limits.cut(verdict.tokens, emitted, text)
 
         session.state.commit(cut.rows)
-        if context is not None:
-            context.append(rows.features[: cut.rows], first=len(session.tokens))
-        session.tokens += [anchor, *verdict.tokens[: cut.rows - 1]]
+        session.tokens += read[: cut.rows]
+        drafting.append(answer.features[: cut.rows], position)
 
         timings.count(len(proposal.tokens), verdict, cut, started, drafted, perf_counter())
-        yield Step(cut.emitted, cut.reason)
+        cycle = Cycle(position, anchor, proposal, answer, rows, verdict, cut)
+        yield Step(cut.emitted, cut.reason, _logprobs(rows, cut, request), cycle)
 
 
 def _prefill(
-    session: Session, request: Request, taps: tuple[int, ...], timings: Timings
-) -> mx.array:
-    """Take in what the session does not hold of the prompt; fp32 [1, vocab] logits of its end."""
+    session: Session, request: Request, drafting: Drafting, timings: Timings
+) -> mx.array | None:
+    """Take in what the session does not hold of the prompt; fp32 [1, vocab] logits of its end.
+
+    None where the caller cancelled; the session then holds the pieces taken in so far.
+    """
     started = perf_counter()
-    speculating = request.speculate and session.drafter is not None
-    rest = session.resume(request.prompt, speculating)
-    timings.prompt_n, timings.prompt_cached_n = len(rest), len(session.tokens)
-    logits = mx.zeros((1, 0))
+    rest = session.resume(request.prompt)
+    timings.prompt_n, timings.prompt_cached_n = 0, len(session.tokens)
+    logits = None
     for at in range(0, len(rest), request.prefill_rows):
+        if request.limits.cancels(0):
+            logits = None
+            break
         piece = rest[at : at + request.prefill_rows]
-        rows = session.target.advance(piece, session.state, taps)
-        if speculating and session.context is not None:
-            session.context.append(rows.features, first=len(session.tokens))
+        position = len(session.tokens)
+        with _target_failures(0):
+            rows = session.target.advance(piece, session.state, drafting.taps)
+            mx.eval(rows.logits)
         session.tokens += piece
+        drafting.append(rows.features, position)
+        timings.prompt_n += len(piece)
         logits = rows.logits
-        mx.eval(logits)
         mx.clear_cache()  # a piece's buffers are of sizes that no later pass asks for
     timings.prompt_ms = 1000 * (perf_counter() - started)
     return logits
+
+
+def _logprobs(rows: TargetRows, cut: Cut, request: Request) -> list[TokenLogprob] | None:
+    if request.top_logprobs is None:
+        return None
+    return [rows.logprob(i, token, request.top_logprobs) for i, token in enumerate(cut.emitted)]
+
+
+def _last(tokens: list[int], count: int) -> list[int]:
+    return tokens[max(0, len(tokens) - count) :]

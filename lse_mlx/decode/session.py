@@ -14,8 +14,8 @@ class Session:
     `turn` changes with every reply that begins and every reset, so that a reply which was left
     unfinished notices that it cannot go on.
 
-    `context` follows the target while the session speculates; after a plain reply it is behind,
-    and the next speculative one starts cold.
+    `context` follows the target, also through plain replies; None without a drafter, and after the
+    drafter failed, until the session starts cold again.
     """
 
     target: Target
@@ -35,17 +35,19 @@ class Session:
         self.state = self.target.new_state()
         self.context = None if self.drafter is None else self.drafter.new_context()
 
-    def resume(self, prompt: list[int], speculate: bool) -> list[int]:
+    def resume(self, prompt: list[int]) -> list[int]:
         """Begin a reply: the part of `prompt` still to be taken in.
 
-        The session continues when its tokens are a proper prefix of the prompt and, if the request
-        speculates, the drafter has seen them all; otherwise it starts cold. One token is always
-        left: the reply begins from the logits of the last one.
+        The session continues when its tokens are a proper prefix of the prompt and its drafter, if
+        there is one, has seen them all; otherwise it starts cold. One token is always left: the
+        reply begins from the logits of the last one.
         """
         self.turn += 1
         held = len(self.tokens)
         fits = held < len(prompt) and prompt[:held] == self.tokens
-        followed = not speculate or (self.context is not None and self.context.position == held)
+        followed = self.drafter is None or (
+            self.context is not None and self.context.position == held
+        )
         if not (fits and followed):
             self.reset()
         return prompt[len(self.tokens) :]

@@ -1,12 +1,26 @@
-"""Where a reply ends: a stop token, or no room for another token."""
+"""Where a reply ends: a stop token, a stop string, the caller's word, or no room for another token."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from lse_mlx.decode.reply_text import ReplyText
 from lse_mlx.decode.values import check_integer
+from lse_mlx.errors import RequestError
 
-FinishReason = Literal["stop", "length"]
-StopReason = Literal["stop_token", "max_tokens", "context_full"]
+FinishReason = Literal["stop", "length", "cancelled"]
+StopReason = Literal["stop_token", "stop_string", "max_tokens", "context_full", "cancelled"]
+FINISH_REASONS: dict[StopReason, FinishReason] = {
+    "stop_token": "stop",
+    "stop_string": "stop",
+    "max_tokens": "length",
+    "context_full": "length",
+    "cancelled": "cancelled",
+}
+"""The word of the HTTP API for each stop reason."""
+
+Cancelled = Callable[[int], bool]
+"""Asked with the number of tokens emitted so far whether the reply should end there."""
 
 
 @dataclass(frozen=True)
@@ -30,33 +44,65 @@ class Limits:
     stop_tokens: ids that end the reply and are not part of it
     max_tokens:  the most tokens to emit, at least 1; None for as many as the context holds
     room:        how many tokens the context holds after the prompt
-    Raises RequestError for another max_tokens.
+    cancelled:   the caller's word; asked before each piece of the prompt, before a draft, before a
+                 verify pass, and after each token. None if the caller has none
+    Raises RequestError for another max_tokens, and for a `cancelled` that cannot be asked.
     """
 
     stop_tokens: frozenset[int]
     max_tokens: int | None
     room: int
+    cancelled: Cancelled | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
             check_integer("max_tokens", self.max_tokens, 1, "a count of at least 1, or None")
+        if self.cancelled is not None and not callable(self.cancelled):
+            raise RequestError(
+                f"cancelled is {self.cancelled!r}: give a function of the number of tokens so far."
+            )
+
+    @property
+    def most(self) -> int:
+        """The most tokens that the reply can have."""
+        return self.room if self.max_tokens is None else min(self.room, self.max_tokens)
 
     def left(self, emitted: int) -> int:
         """How many more tokens may be emitted after `emitted`."""
-        most = self.room if self.max_tokens is None else min(self.room, self.max_tokens)
-        return most - emitted
+        return self.most - emitted
 
-    def cut(self, tokens: list[int], emitted: int) -> Cut:
-        """Cut a pass's `tokens` (at least one, at most `left(emitted)`) at the first end."""
+    def cancels(self, emitted: int) -> bool:
+        """Whether the caller wants the reply to end after `emitted` tokens."""
+        return self.cancelled is not None and bool(self.cancelled(emitted))
+
+    def cut(self, tokens: list[int], emitted: int, text: ReplyText | None = None) -> Cut:
+        """Cut a pass's `tokens` (at least one, at most `left(emitted)`) at the first end.
+
+        Token by token, as if each had come alone: a stop token is not emitted; any other is, and
+        then the reply ends if a stop string is complete, if the caller says so, or if it was the
+        last one allowed. `text` takes in what is emitted.
+        """
         for i, token in enumerate(tokens):
             if token in self.stop_tokens:
-                return Cut(tokens[:i], i + 1, "stop_token")
-        if self.left(emitted) > len(tokens):
-            return Cut(tokens, len(tokens), None)
+                return Cut(tokens[:i], i + 1, settled("stop_token", text))
+            reason = self._reason_after(token, emitted + i + 1, text)
+            if reason is not None:
+                return Cut(tokens[: i + 1], i + 1, settled(reason, text))
+        return Cut(tokens, len(tokens), None)
+
+    def _reason_after(
+        self, token: int, emitted: int, text: ReplyText | None
+    ) -> StopReason | None:
+        if text is not None and text.take(token):
+            return "stop_string"
+        if self.cancels(emitted):
+            return "cancelled"
+        if self.left(emitted) > 0:
+            return None
         asked = self.max_tokens is not None and self.max_tokens <= self.room
-        return Cut(tokens, len(tokens), "max_tokens" if asked else "context_full")
+        return "max_tokens" if asked else "context_full"
 
 
-def finish_reason(reason: StopReason) -> FinishReason:
-    """The OpenAI word for a stop reason."""
-    return "stop" if reason == "stop_token" else "length"
+def settled(reason: StopReason, text: ReplyText | None) -> StopReason:
+    """End the text too. What was held back in it may hold a stop string, which then is the reason."""
+    return "stop_string" if text is not None and text.finish() else reason

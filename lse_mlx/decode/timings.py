@@ -15,6 +15,8 @@ class Timings:
     depth: how many tokens a proposal can hold; 0 where the request does not speculate
     passes, passes_n: verify passes with a proposal, and the tokens they emitted
     tested, accepted, overlap: sums by position of the proposal, `depth` long
+    draft_failures, draft_failure: how often the drafter failed, after which the target decodes
+    alone, and what it said
     kernels, kernels_total: of this request, and of its engine since it was loaded
     """
 
@@ -31,6 +33,8 @@ class Timings:
     passes: int = 0
     passes_n: int = 0
     plain_steps: int = 0
+    draft_failures: int = 0
+    draft_failure: str | None = None
     tested: list[int] = field(init=False)
     accepted: list[int] = field(init=False)
     overlap: list[float] = field(init=False)
@@ -72,6 +76,11 @@ class Timings:
         for i in range(min(verdict.accepted, rows)):
             self.accepted[i] += 1
 
+    def count_draft_failure(self, why: str) -> None:
+        """Count a failure of the drafter, with what it said in one sentence."""
+        self.draft_failures += 1
+        self.draft_failure = why
+
     def count_kernels(self, before: KernelCounts, after: KernelCounts) -> None:
         """Count what kernels did for this request between two moments of its engine."""
         self.kernels += after.since(before)
@@ -111,6 +120,8 @@ class Timings:
             "spec_overlap_sum": list(self.overlap),
             "spec_draft_ms": self.draft_ms,
             "spec_verify_ms": self.verify_ms,
+            "spec_failures": self.draft_failures,
+            "spec_failure": self.draft_failure,
         }
         if self.passes:
             out["spec_mean_width"] = (self.proposed + self.passes) / self.passes

@@ -6,7 +6,7 @@ by `append` with the target's features of committed rows and shrinks by at most 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import mlx.core as mx
@@ -20,10 +20,18 @@ Uniform = Callable[[], float]
 
 @dataclass(frozen=True)
 class Proposal:
-    """Drafted tokens d1..dk and, for each, the distribution q it was drawn from."""
+    """Drafted tokens d1..dk and, for each, the distribution q it was drawn from.
+
+    candidates: where q does not tell, as in a greedy draft, what could have stood at each position
+                and how likely the drafter holds it after the tokens before, at temperature 1. For
+                those who look at a draft; nothing is computed until it is called
+    """
 
     tokens: list[int]
     q: list[Distribution]
+    candidates: Callable[[], list[Distribution]] | None = field(
+        default=None, repr=False, compare=False
+    )
 
     @classmethod
     def certain(cls, tokens: list[int]) -> "Proposal":
@@ -32,7 +40,9 @@ class Proposal:
 
     def first(self, k: int) -> "Proposal":
         """The first `k` drafted tokens."""
-        return Proposal(self.tokens[:k], self.q[:k])
+        whole = self.candidates
+        candidates = None if whole is None else lambda: whole()[:k]
+        return Proposal(self.tokens[:k], self.q[:k], candidates)
 
 
 class SharedTarget(TargetDimensions, Protocol):

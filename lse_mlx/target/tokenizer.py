@@ -4,18 +4,36 @@ import numbers
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from jinja2.exceptions import TemplateError
-from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer, TokenizerWrapper
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tokenizer_utils import load as load_wrapper
 from transformers import PretrainedConfig
 
 from lse_mlx.errors import CheckpointError, RequestError, reason
+from lse_mlx.target.text_stream import Plan, TextStream, read_plan
 
 Message = dict[str, Any]
 Prompt = str | Sequence[Message] | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """The part of a reply in which a model thinks, between two markers.
+
+    opens, closes:    the markers' ids, at least one each
+    opening, closing: their texts
+    inside:           whether the prompt ends inside such a part
+    """
+
+    opens: tuple[int, ...]
+    closes: tuple[int, ...]
+    opening: str
+    closing: str
+    inside: bool
 
 
 @dataclass(frozen=True)
@@ -65,9 +83,29 @@ class Tokenizer:
         """The text of `tokens`."""
         return self.wrapper.decode(tokens)
 
-    def streaming(self) -> NaiveStreamingDetokenizer:
-        """A fresh detokenizer that gives text as soon as its characters are complete."""
-        return NaiveStreamingDetokenizer(self.wrapper._tokenizer)
+    def streaming(self) -> TextStream:
+        """A fresh stream, which gives the text of tokens as soon as no later one can change it."""
+        return TextStream(self.wrapper._tokenizer, self._plan)
+
+    def thinking(self, prompt: Sequence[int]) -> Thinking | None:
+        """The thinking part of a reply to `prompt`; None if the tokenizer has no markers for one.
+
+        The prompt ends inside one if nothing ends the last that it opens: neither the closing
+        marker, nor a stop token as at the end of a message.
+        """
+        opens, closes = self.wrapper.think_start_tokens, self.wrapper.think_end_tokens
+        if not opens or not closes:
+            return None
+        at = self.wrapper.rfind_think_start(prompt)
+        ended = self.wrapper.rfind_think_end(prompt) > at or not self.stop_tokens.isdisjoint(
+            prompt[max(at, 0) :]
+        )
+        texts = self.decode(list(opens)), self.decode(list(closes))
+        return Thinking(tuple(opens), tuple(closes), *texts, inside=at >= 0 and not ended)
+
+    @cached_property
+    def _plan(self) -> Plan | None:
+        return read_plan(self.wrapper._tokenizer)
 
     def _apply_template(self, messages: list[Message]) -> list[int]:
         if not self.wrapper.has_chat_template:

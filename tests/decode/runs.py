@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lse_mlx.decode.loop import Request, Step, decode
 from lse_mlx.decode.sampling import Sampling
 from lse_mlx.decode.session import Session
-from lse_mlx.decode.stopping import Limits, StopReason
+from lse_mlx.decode.stopping import Cancelled, Limits, StopReason
 from lse_mlx.decode.timings import Timings
 from lse_mlx.drafters.scripted import ScriptedDrafter
 from lse_mlx.target.model import Pass, Target
@@ -39,10 +39,21 @@ def request(
     seed: int = 0,
     speculate: bool = True,
     room: int = 400,
-    prefill_rows: int = 512,
+    cancelled: Cancelled | None = None,
+    strict_draft: bool = True,
+    **more: Any,
 ) -> Request:
-    limits = Limits(frozenset(stops), max_tokens, room)
-    return Request(prompt, sampling or Sampling(), limits, seed, speculate, prefill_rows)
+    """A request; `more` are further fields of `Request`. A failing drafter fails a test at once."""
+    limits = Limits(frozenset(stops), max_tokens, room, cancelled)
+    return Request(
+        prompt,
+        sampling or Sampling(),
+        limits,
+        seed,
+        speculate,
+        strict_draft=strict_draft,
+        **more,
+    )
 
 
 def start(session: Session, asked: Request) -> tuple[Iterator[Step], Timings]:

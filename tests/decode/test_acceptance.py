@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lse_mlx.decode.acceptance import judge, residual
+from lse_mlx.decode.acceptance import check_proposal, judge, residual
 from lse_mlx.decode.randomness import Streams
 from lse_mlx.distribution import Distribution
 from lse_mlx.drafters.base import Proposal
@@ -165,6 +165,9 @@ def test_every_row_walked_takes_one_uniform_of_each_stream(right: int) -> None:
 
 def test_rows_behind_a_rejection_are_not_looked_at() -> None:
     class Rows:
+        def __len__(self) -> int:
+            return 4
+
         def __getitem__(self, row: int, /) -> Distribution:
             assert row == 0
             return Distribution.point(3)
@@ -190,21 +193,37 @@ def test_a_q_that_the_draft_cannot_come_from_is_refused(
     ids: list[int], probs: list[float], named: str
 ) -> None:
     q = Distribution(np.array(ids), np.array(probs))
-    rows = certain_rows([1, 2])
     with pytest.raises(DraftError, match=rf"^[^:]*{named}[^:]*: [^:]*[^.]\.$"):
-        judge(Proposal([1], [q]), rows, scripted([0.5] * 2, [0.5] * 2))
+        check_proposal(Proposal([1], [q]), 7, 10)
+    with pytest.raises(DraftError):  # wherever it stands in the proposal
+        check_proposal(Proposal([4, 1], [*certain_rows([4]), q]), 7, 10)
 
 
 def test_a_q_within_rounding_is_taken() -> None:
     q = Distribution(np.array([1, 2]), np.array([0.5, 0.5 - 5e-7]))
+    check_proposal(Proposal([1], [q]), 7, 10)
     rows = certain_rows([1, 2])
     assert judge(Proposal([1], [q]), rows, scripted([0.5] * 2, [0.5] * 2)).tokens == [1, 2]
 
 
 def test_drafts_without_their_distribution_are_refused() -> None:
     for tokens, q in (([1, 2], certain_rows([1])), ([1], certain_rows([1, 2]))):
-        with pytest.raises(ValueError, match="zip"):
-            judge(Proposal(tokens, q), certain_rows([1, 2, 3]), scripted([0.5] * 3, [0.5] * 3))
+        with pytest.raises(DraftError, match=f"{len(q)} distributions for {len(tokens)} tokens"):
+            check_proposal(Proposal(tokens, q), 7, 10)
+
+
+@pytest.mark.parametrize("right", range(4))
+def test_without_a_row_of_its_own_the_target_adds_no_token(right: int) -> None:
+    """Near a limit there are as many rows as proposals; what is decided is what it would be."""
+    answers = [10, 11, 12, 13]
+    drafts = [t if i < right else t + 50 for i, t in enumerate(answers[:3])]
+    short, whole = (
+        judge(Proposal.certain(drafts), certain_rows(answers[:rows]), scripted([0.5] * 4, [0.5] * 4))
+        for rows in (3, 4)
+    )
+    assert short.tokens == whole.tokens[:3] == answers[: min(right + 1, 3)]
+    assert short.accepted == whole.accepted == right
+    assert short.overlap == whole.overlap
 
 
 def test_a_shorter_proposal_keeps_tokens_and_distributions_together() -> None:

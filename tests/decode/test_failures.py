@@ -13,7 +13,7 @@ from lse_mlx.decode.session import Session
 from lse_mlx.distribution import Distribution
 from lse_mlx.drafters.base import Proposal, Uniform
 from lse_mlx.drafters.scripted import ScriptedDrafter
-from lse_mlx.errors import DraftError, TargetError
+from lse_mlx.errors import DraftError, KernelError, RequestError, TargetError, reason
 from lse_mlx.target.model import Pass, Target
 from tests.decode.runs import (
     Cold,
@@ -80,39 +80,116 @@ def assert_usable(session: Session, cold: Cold) -> None:
     cold.assert_holds(session, START + COUNT - 1)
 
 
-@pytest.mark.parametrize(
-    "error", [DraftError("no scores"), RuntimeError("out of memory"), KeyboardInterrupt()], ids=repr
-)
-@pytest.mark.parametrize(
-    ("name", "use"),
-    [
-        ("advance", 1),
-        ("advance", 3),
-        ("append", 1),
-        ("append", 4),
-        ("propose", 1),
-        ("propose", 3),
-        ("verify", 1),
-        ("verify", 3),
-    ],
-)
-def test_a_failing_part_leaves_nothing_behind(
-    target: Target, cold: Cold, name: str, use: int, error: BaseException
-) -> None:
+def failing(target: Target, cold: Cold, name: str, use: int, error: BaseException) -> Session:
+    """A session whose target or drafter fails once; three of seven proposals are right."""
     fuse = Fuse(name, use, error)
     scripted = ScriptedDrafter.right_for(cold.tokens, 3, target.vocab_size, taps=(1, 4))
-    session = Session(Watched(target, fuse), FusedDrafter(scripted, fuse=fuse))
+    return Session(Watched(target, fuse), FusedDrafter(scripted, fuse=fuse))
+
+
+TARGET_FAULTS = [("advance", 1), ("advance", 3), ("verify", 1), ("verify", 3)]
+DRAFTER_FAULTS = [("append", 1), ("append", 4), ("propose", 1), ("propose", 3)]
+
+
+@pytest.mark.parametrize("error", [KernelError("refused"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize(("name", "use"), [*TARGET_FAULTS, *DRAFTER_FAULTS])
+@pytest.mark.parametrize("strict", [False, True])
+def test_some_failures_end_a_reply_wherever_they_come_from(
+    target: Target, cold: Cold, name: str, use: int, error: BaseException, strict: bool
+) -> None:
+    session = failing(target, cold, name, use, error)
     with pytest.raises(type(error)) as raised:
-        run(session, cold.tokens[:START], max_tokens=COUNT, prefill_rows=3)
+        run(
+            session,
+            cold.tokens[:START],
+            max_tokens=COUNT,
+            prefill_rows=3,
+            strict_draft=strict,
+        )
     assert raised.value is error
     assert_usable(session, cold)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no memory left"), MemoryError()], ids=repr)
+@pytest.mark.parametrize(("name", "use"), TARGET_FAULTS)
+def test_a_failing_target_ends_the_reply_with_a_sentence(
+    target: Target, cold: Cold, name: str, use: int, error: Exception
+) -> None:
+    session = failing(target, cold, name, use, error)
+    with pytest.raises(TargetError, match=r"^The target failed after \d+ tokens? \(.*\): try"):
+        run(session, cold.tokens[:START], max_tokens=COUNT, prefill_rows=3)
+    assert_usable(session, cold)
+
+
+@pytest.mark.parametrize(
+    "error", [DraftError("No scores: mend."), RuntimeError("no memory"), MemoryError()], ids=repr
+)
+@pytest.mark.parametrize(("name", "use"), DRAFTER_FAULTS)
+def test_a_failing_drafter_costs_speed_only(
+    target: Target, cold: Cold, name: str, use: int, error: Exception
+) -> None:
+    session = failing(target, cold, name, use, error)
+    options = {"max_tokens": COUNT, "prefill_rows": 3, "strict_draft": False}
+    reply = run(session, cold.tokens[:START], **options)
+    assert reply.tokens == cold.tokens[START:]
+    assert reply.timings.draft_failures == 1
+    assert reply.timings.draft_failure == reason(error)
+    assert session.context is None
+    cold.assert_holds(session, START + COUNT - 1)
+    # The next reply starts cold and with the drafter.
+    again = run(session, cold.tokens[: START + 9], max_tokens=COUNT - 9, strict_draft=True)
+    assert again.tokens == cold.tokens[START + 9 :]
+    assert again.timings.prompt_cached_n == 0
+    assert again.timings.passes > 0
+    assert again.timings.draft_failures == 0
+    cold.assert_holds(session, START + COUNT - 1)
+
+
+@pytest.mark.parametrize("error", [DraftError("No scores: mend."), RuntimeError("gone")], ids=repr)
+@pytest.mark.parametrize(("name", "use"), DRAFTER_FAULTS)
+def test_a_failing_drafter_ends_a_strict_reply(
+    target: Target, cold: Cold, name: str, use: int, error: Exception
+) -> None:
+    session = failing(target, cold, name, use, error)
+    with pytest.raises(DraftError, match="gone|No scores"):
+        run(session, cold.tokens[:START], max_tokens=COUNT, prefill_rows=3, strict_draft=True)
+    assert_usable(session, cold)
+
+
+@pytest.mark.parametrize("use", [1, 4])
+def test_a_drafter_that_cannot_follow_does_not_end_a_plain_reply(
+    target: Target, cold: Cold, use: int
+) -> None:
+    session = failing(target, cold, "append", use, DraftError("gone"))
+    reply = run(
+        session, cold.tokens[:START], max_tokens=COUNT, speculate=False, strict_draft=True
+    )
+    assert reply.tokens == cold.tokens[START:]
+    assert session.context is None
+
+
+def test_a_callback_that_fails_inside_a_pass_leaves_nothing_behind(
+    target: Target, cold: Cold
+) -> None:
+    for error in (RuntimeError("mine"), RequestError("mine")):
+        session = speculating(target, cold.tokens)
+
+        def cancelled(emitted: int, error: Exception = error) -> bool:
+            if emitted == 4:
+                raise error
+            return False
+
+        with pytest.raises(type(error), match="mine") as raised:
+            run(session, cold.tokens[:START], max_tokens=COUNT, cancelled=cancelled)
+        assert raised.value is error
+        assert_usable(session, cold)
 
 
 def test_a_failure_after_a_finished_turn_forgets_that_turn_too(target: Target, cold: Cold) -> None:
     fuse = Fuse("verify", 3, RuntimeError("gone"))
     session = speculating(Watched(target, fuse), cold.tokens, 7)
     run(session, cold.tokens[:START], max_tokens=9)
-    with pytest.raises(RuntimeError, match="gone"):
+    with pytest.raises(TargetError, match="gone"):
         run(session, cold.tokens[: START + 10], max_tokens=10)
     assert_usable(session, cold)
 

@@ -46,14 +46,14 @@ def test_different_seeds_give_different_tokens(speculate: bool) -> None:
 
 
 @pytest.mark.parametrize("speculate", [False, True])
-def test_a_shorter_limit_gives_the_beginning(speculate: bool) -> None:
-    """Plain replies only grow; speculative ones as long as the limit cuts no proposal."""
+@pytest.mark.parametrize("seed", range(20))
+def test_a_shorter_limit_gives_the_beginning(speculate: bool, seed: int) -> None:
     session = table_session(speculate)
-    long = run(session, PROMPT, max_tokens=24, sampling=WARM, seed=4).tokens
-    for count in range(1, 25):
-        short = run(session, PROMPT, max_tokens=count, sampling=WARM, seed=4).tokens
-        shared = count if not speculate else max(count - 3, 1)
-        assert short[:shared] == long[:shared]
+    long = run(session, PROMPT, max_tokens=24, sampling=WARM, seed=seed).tokens
+    for limit in ("max_tokens", "room"):
+        for count in range(1, 25):
+            short = run(session, PROMPT, sampling=WARM, seed=seed, **{limit: count}).tokens
+            assert short == long[:count]
 
 
 @dataclass

@@ -107,21 +107,17 @@ def test_the_same_request_twice_gives_the_same_reply(target: Target, cold: Cold)
     assert replies[1].timings.prompt_cached_n == 0
 
 
-def test_after_a_plain_reply_speculation_is_still_right(target: Target, cold: Cold) -> None:
+def test_a_plain_reply_in_between_costs_nothing(target: Target, cold: Cold) -> None:
+    """The drafter's context takes in what a plain reply reads, so the next one goes on with it."""
     session = speculating(target, cold.tokens)
-    run(session, cold.tokens[:START], max_tokens=5)
-    plain = run(session, cold.tokens[: START + 6], max_tokens=5, speculate=False)
-    assert plain.timings.prompt_cached_n == START + 4
-    assert plain.timings.passes == 0
-    # The drafter has not seen the plain tokens, so it must not go on from where it stands.
-    reply = run(session, cold.tokens[: START + 12], max_tokens=9)
-    assert reply.timings.prompt_cached_n == 0
-    assert reply.tokens == cold.tokens[START + 12 : START + 21]
-    assert reply.timings.passes > 0
-    cold.assert_holds(session, START + 20)
-    more = run(session, cold.tokens[: START + 22], max_tokens=5)
-    assert more.timings.prompt_cached_n == START + 20
-    assert more.tokens == cold.tokens[START + 22 : START + 27]
+    at = START
+    for speculate in (True, False, True, False):
+        reply = run(session, cold.tokens[:at], max_tokens=5, speculate=speculate)
+        assert reply.timings.prompt_cached_n == (0 if at == START else at - 2)
+        assert reply.tokens == cold.tokens[at : at + 5]
+        assert (reply.timings.passes > 0) is speculate
+        cold.assert_holds(session, at + 4)
+        at += 6
 
 
 def test_without_a_drafter_a_speculative_request_is_plain(target: Target, cold: Cold) -> None:

@@ -1,8 +1,11 @@
 """Where a pass's tokens are cut, by table."""
 
+from typing import Any, get_args
+
 import pytest
 
-from lse_mlx.decode.stopping import Cut, Limits, finish_reason
+from lse_mlx.decode.stopping import FINISH_REASONS, Cut, FinishReason, Limits, StopReason
+from lse_mlx.errors import RequestError
 
 STOPS = frozenset({1, 2})
 
@@ -46,6 +49,34 @@ def test_what_is_left_is_the_nearer_limit(
     assert Limits(STOPS, max_tokens, room).left(emitted) == left
 
 
-def test_the_word_for_the_api() -> None:
-    reasons = ("stop_token", "max_tokens", "context_full")
-    assert [finish_reason(r) for r in reasons] == ["stop", "length", "length"]
+@pytest.mark.parametrize(
+    ("ends_at", "emitted", "tokens", "expected"),
+    [
+        (3, 0, [5, 6, 7, 8], Cut([5, 6, 7], 3, "cancelled")),
+        (3, 2, [5, 6], Cut([5], 1, "cancelled")),
+        (3, 3, [5, 6], Cut([5, 6], 2, None)),
+        # After a stop token, which is not emitted, it is not asked; before a limit it is.
+        (2, 0, [5, 1], Cut([5], 2, "stop_token")),
+        (4, 2, [5, 6], Cut([5, 6], 2, "cancelled")),
+    ],
+)
+def test_the_caller_is_asked_after_each_token(
+    ends_at: int, emitted: int, tokens: list[int], expected: Cut
+) -> None:
+    limits = Limits(STOPS, 4, 9, lambda n: n == ends_at)
+    assert limits.cut(tokens, emitted) == expected
+    assert limits.cancels(ends_at)
+    assert not limits.cancels(ends_at + 1)
+
+
+@pytest.mark.parametrize("cancelled", [True, 3, "now"])
+def test_what_cannot_be_asked_is_refused(cancelled: Any) -> None:
+    with pytest.raises(RequestError, match=f"cancelled is {cancelled!r}: give a function"):
+        Limits(STOPS, None, 9, cancelled)
+
+
+def test_every_reason_has_its_word_for_the_api() -> None:
+    assert set(FINISH_REASONS) == set(get_args(StopReason))
+    assert set(FINISH_REASONS.values()) == set(get_args(FinishReason))
+    words = [FINISH_REASONS[r] for r in ("stop_token", "stop_string", "max_tokens", "context_full")]
+    assert words == ["stop", "stop", "length", "length"]

@@ -12,7 +12,13 @@ from scipy.special import softmax
 from scipy.stats import chisquare
 
 from lse_mlx.drafters.base import Proposal
-from lse_mlx.drafters.dflash2.walk import Ids, Scores, greedy_walk, sampled_walk
+from lse_mlx.drafters.dflash2.walk import (
+    Ids,
+    Scores,
+    chances_along,
+    greedy_walk,
+    sampled_walk,
+)
 from lse_mlx.errors import DraftError
 
 VOCAB = 100
@@ -172,3 +178,17 @@ def test_draws_follow_q() -> None:
         first, then = (softmax(scores[p].astype(np.float64) / 0.8, axis=1) for p in (0, 1))
         expected[a, b] = runs * first[0, a] * then[a, b]
     assert chisquare(counts.ravel(), expected.ravel()).pvalue > 0.001
+
+
+def test_what_could_have_stood_on_a_path_is_what_a_draw_at_temperature_1_has() -> None:
+    scores, ids = lattice(positions=7, k=6, seed=3)
+    tokens = greedy(scores, ids).tokens
+    taken = 0
+    for position, chance in enumerate(chances_along(scores, ids, tokens)):
+        assert chance.ids.tolist() == ids[position].tolist()
+        expected = softmax(scores[position, taken].astype(np.float64))
+        assert chance.probs == pytest.approx(expected, abs=1e-12)
+        taken = ids[position].tolist().index(tokens[position])
+    drawn = sampled(scores, ids)
+    for chance, q in zip(chances_along(scores, ids, drawn.tokens), drawn.q, strict=True):
+        assert np.array_equal(chance.probs, q.probs)

@@ -9,7 +9,7 @@ import tokenizers
 
 from lse_mlx import demo_pair
 from lse_mlx.errors import CheckpointError, RequestError
-from lse_mlx.target.tokenizer import Tokenizer, load_tokenizer
+from lse_mlx.target.tokenizer import Thinking, Tokenizer, load_tokenizer
 from tests.tiny_models import save_tokenizer
 
 END, START = 0, 1
@@ -129,22 +129,25 @@ def test_stop_tokens_are_the_named_ones_and_the_tokenizers_own(folder: Path) -> 
 def test_streamed_pieces_are_whole_characters_and_join_to_the_text(
     tokenizer: Tokenizer, text: str
 ) -> None:
-    stream, pieces = tokenizer.streaming(), []
-    for token in tokenizer.encode(text, raw=True):
-        stream.add_token(token)
-        pieces.append(stream.last_segment)
-    stream.finalize()
-    pieces.append(stream.last_segment)
-    assert "".join(pieces) == text == stream.text
+    stream = tokenizer.streaming()
+    pieces = [stream.add(token) for token in tokenizer.encode(text, raw=True)]
+    assert stream.finish() == ""
+    assert "".join(pieces) == text
     assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_what_ends_inside_a_character_is_streamed_as_it_is_decoded(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("naïve 🙂", raw=True)[:-1]
+    tokens += [VOCAB + 5, *tokenizer.encode("an", raw=True)]  # the first is in no vocabulary
+    stream = tokenizer.streaming()
+    pieces = [*(stream.add(token) for token in tokens), stream.finish()]
+    assert "".join(pieces) == tokenizer.decode(tokens) == "naïve \ufffdan"
 
 
 def test_two_streams_do_not_share_text(tokenizer: Tokenizer) -> None:
     one, other = tokenizer.streaming(), tokenizer.streaming()
-    for token in tokenizer.encode("left", raw=True):
-        one.add_token(token)
-    other.finalize()
-    assert other.text == ""
+    assert "".join(one.add(token) for token in tokenizer.encode("left", raw=True)) == "left"
+    assert other.finish() == ""
 
 
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
@@ -191,3 +194,38 @@ def test_text_is_split_as_tokenizer_json_says(text: str) -> None:
     loaded = load_tokenizer(demo_pair.TARGET, None, 4096)
     assert loaded.encode(text, raw=True) == stored.encode(text).ids
     assert loaded.decode(stored.encode(text).ids) == text
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A tokenizer that has markers of a thinking part."""
+    folder = save_tokenizer(tmp_path_factory.mktemp("thinker"))
+    raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    raw.add_tokens([tokenizers.AddedToken("<think>"), tokenizers.AddedToken("</think>")])
+    raw.save(str(folder / "tokenizer.json"))
+    return load_tokenizer(folder, None, raw.get_vocab_size())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "inside"),
+    [
+        ("a", False),
+        ("a<think>", True),
+        ("a<think>\n", True),
+        ("a<think>b</think>c", False),
+        ("a<think>b</think>c<think>d", True),
+        ("a</think>", False),
+        # A message that only speaks of the marker has an end of its own.
+        ("<|start|>user:what is <think>?<|end|><|start|>assistant:", False),
+        ("<|start|>user:what is <think>?<|end|><|start|>assistant:<think>\n", True),
+    ],
+)
+def test_a_prompt_may_end_inside_the_thinking_part(
+    thinker: Tokenizer, prompt: str, inside: bool
+) -> None:
+    thinking = thinker.thinking(thinker.encode(prompt, raw=True))
+    assert thinking == Thinking((VOCAB,), (VOCAB + 1,), "<think>", "</think>", inside)
+
+
+def test_a_tokenizer_without_markers_has_no_thinking_part(tokenizer: Tokenizer) -> None:
+    assert tokenizer.thinking(tokenizer.encode("<think>", raw=True)) is None

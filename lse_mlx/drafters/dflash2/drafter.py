@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -14,7 +15,13 @@ from lse_mlx.drafters.dflash2.operations import Array, device_operations, host_o
 from lse_mlx.drafters.dflash2.projections import project
 from lse_mlx.drafters.dflash2.ring import ContextRing
 from lse_mlx.drafters.dflash2.selector import Lattice, Selector
-from lse_mlx.drafters.dflash2.walk import greedy_walk, sampled_walk
+from lse_mlx.drafters.dflash2.walk import (
+    Ids,
+    Scores,
+    chances_along,
+    greedy_walk,
+    sampled_walk,
+)
 from lse_mlx.drafters.dflash2.weights import DFlash2Weights
 from lse_mlx.errors import DraftError
 from lse_mlx.kernels.registry import Registry
@@ -177,13 +184,22 @@ class DFlash2Context:
         if temperature == 0 and lattice.path is not None:
             *tokens, status = np.array(lattice.path).tolist()
             if status == 0:
-                return Proposal.certain(tokens)
+                return _greedy(tokens, lattice)
             # Walked once more, below, because that names what is wrong and where.
-        mx.eval(lattice.scores, lattice.ids)
-        scores, ids = np.array(lattice.scores), np.array(lattice.ids)
+        scores, ids = _on_host(lattice)
         if temperature == 0:
-            return greedy_walk(scores, ids, config.vocab_size)
+            return _greedy(greedy_walk(scores, ids, config.vocab_size).tokens, lattice)
         return sampled_walk(scores, ids, config.vocab_size, temperature, uniform)
+
+
+def _greedy(tokens: list[int], lattice: Lattice) -> Proposal:
+    certain = Proposal.certain(tokens)
+    return replace(certain, candidates=lambda: chances_along(*_on_host(lattice), tokens))
+
+
+def _on_host(lattice: Lattice) -> tuple[Scores, Ids]:
+    mx.eval(lattice.scores, lattice.ids)
+    return np.array(lattice.scores), np.array(lattice.ids)
 
 
 def load_dflash2(folder: Path, shared: SharedTarget, registry: Registry | None = None) -> DFlash2:

@@ -55,16 +55,36 @@ def sampled_walk(
     q: list[Distribution] = []
     taken = 0
     for position in range(len(ids)):
-        row = _finite_row(scores, position, taken).astype(np.float64)
-        # The difference first: a tiny temperature may overflow, but only towards a weight of 0.
-        with np.errstate(over="ignore"):
-            weights = np.exp((row - row.max()) / temperature)
-        chance = Distribution(ids[position].astype(np.int64), weights / weights.sum())
+        chance = _chance(scores, ids, position, taken, temperature)
         token = chance.draw(uniform())
         taken = int(np.flatnonzero(ids[position] == token)[0])
         tokens.append(token)
         q.append(chance)
     return Proposal(tokens, q)
+
+
+def chances_along(scores: Scores, ids: Ids, tokens: list[int]) -> list[Distribution]:
+    """What `sampled_walk` would draw from at temperature 1 at each position of the path `tokens`.
+
+    Raises DraftError as it does, for the rows that the path visits.
+    """
+    _check_distinct(ids)
+    chances: list[Distribution] = []
+    taken = 0
+    for position, token in enumerate(tokens):
+        chances.append(_chance(scores, ids, position, taken, 1.0))
+        taken = int(np.flatnonzero(ids[position] == token)[0])
+    return chances
+
+
+def _chance(
+    scores: Scores, ids: Ids, position: int, predecessor: int, temperature: float
+) -> Distribution:
+    row = _finite_row(scores, position, predecessor).astype(np.float64)
+    # The difference first: a tiny temperature may overflow, but only towards a weight of 0.
+    with np.errstate(over="ignore"):
+        weights = np.exp((row - row.max()) / temperature)
+    return Distribution(ids[position].astype(np.int64), weights / weights.sum())
 
 
 def _finite_row(scores: Scores, position: int, predecessor: int) -> Scores:
