@@ -5,17 +5,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lse_mlx.decode.session import Session
-    from lse_mlx.engine import Engine, EngineStats, Piece, Result, WarmupReport, load
+    from lse_mlx.engine import Engine, WarmupReport
     from lse_mlx.errors import (
         CheckpointError,
         DraftError,
         KernelError,
         LseError,
+        ProtocolError,
         RequestError,
         TargetError,
     )
+    from lse_mlx.loading import load
+    from lse_mlx.replies import EngineStats, Piece, Result, TokenLogprob
 
 __version__: str
+_HOMES = {
+    "engine": ("Engine", "Session", "WarmupReport"),
+    "errors": (
+        "CheckpointError",
+        "DraftError",
+        "KernelError",
+        "LseError",
+        "ProtocolError",
+        "RequestError",
+        "TargetError",
+    ),
+    "loading": ("load",),
+    "replies": ("EngineStats", "Piece", "Result", "TokenLogprob"),
+}
 __all__ = [
     "CheckpointError",
     "DraftError",
@@ -24,10 +41,12 @@ __all__ = [
     "KernelError",
     "LseError",
     "Piece",
+    "ProtocolError",
     "RequestError",
     "Result",
     "Session",
     "TargetError",
+    "TokenLogprob",
     "WarmupReport",
     "load",
 ]
@@ -38,7 +57,7 @@ def __getattr__(name: str) -> Any:
     # scripts/convert_dflash2_q8.py uses parts of a package that is not installed.
     if name == "__version__":
         return import_module("importlib.metadata").version("lse-mlx")
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    engine, errors = (import_module(f"{__name__}.{home}") for home in ("engine", "errors"))
-    return getattr(engine if hasattr(engine, name) else errors, name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

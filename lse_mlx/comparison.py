@@ -10,7 +10,8 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step
 from mlx_lm.utils import dequantize_model
 
-from lse_mlx.engine import Engine, Result
+from lse_mlx.engine import Engine
+from lse_mlx.replies import Result
 from lse_mlx.target.loading import load_modules
 
 

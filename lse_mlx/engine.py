@@ -1,103 +1,51 @@
 """Engine: a loaded pair that answers prompts."""
 
-import os
+import inspect
 import secrets
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, ParamSpec
 
 import mlx.core as mx
 
-from lse_mlx.checkpoints.conversion.places import CacheSettings
-from lse_mlx.checkpoints.hub.hub import Hub
-from lse_mlx.checkpoints.prepare import Consent, prepare_pair
-from lse_mlx.checkpoints.progress import Lines, Progress, Silent
-from lse_mlx.checkpoints.resolve import AUTO, DEMO, Pair
-from lse_mlx.checkpoints.target_config import read_stop_tokens
 from lse_mlx.decode.loop import Request, Step, decode
-from lse_mlx.decode.sampling import Sampling
+from lse_mlx.decode.reply_text import ReplyText
+from lse_mlx.decode.rules import WINDOW, EndTokens, Penalties, Rules
+from lse_mlx.decode.sampling import Sampling, TokenLogprob
 from lse_mlx.decode.session import Session
-from lse_mlx.decode.stopping import FinishReason, Limits, StopReason, finish_reason
+from lse_mlx.decode.stopping import FINISH_REASONS, Cancelled, Limits
 from lse_mlx.decode.timings import Timings
+from lse_mlx.decode.values import check_integer, shown
 from lse_mlx.drafters.base import Drafter
-from lse_mlx.drafters.dflash2.drafter import load_dflash2
 from lse_mlx.errors import RequestError
-from lse_mlx.kernels.operations import with_kernels  # noqa: F401 -- the commands take it from here
-from lse_mlx.kernels.options import KernelOptions, check_bool, required_by
-from lse_mlx.kernels.registry import Registry
-from lse_mlx.target.loading import load_target
+from lse_mlx.kernels.options import check_bool
+from lse_mlx.replies import EngineStats, Piece, Result
 from lse_mlx.target.model import Target
-from lse_mlx.target.tokenizer import Prompt, Tokenizer, load_tokenizer
-from lse_mlx.warmup import WarmupReport, warm_up
+from lse_mlx.target.tokenizer import Prompt, Tokenizer
+from lse_mlx.warmup import WarmupReport
 
 MAX_TOKENS = 256
 """The most tokens of a reply where the caller does not say."""
 
+MOST_LOGPROBS = 20
+"""How many of the likeliest tokens may be asked for with each token."""
 
-@dataclass(frozen=True)
-class Result:
-    """A finished reply.
-
-    token_ids: the emitted tokens, without the stop token; text: their text
-    prompt_tokens: how many tokens the prompt has
-    seed: what reproduces a sampled reply; None for a greedy one
-    finish_reason: "stop" after a stop token, "length" otherwise; stop_reason says which limit
-    timings: see `Timings.as_dict`; times in milliseconds
-    """
-
-    text: str
-    token_ids: list[int]
-    prompt_tokens: int
-    seed: int | None
-    finish_reason: FinishReason
-    stop_reason: StopReason
-    timings: dict[str, Any]
-
-    def __str__(self) -> str:
-        return self.text
+Options = ParamSpec("Options")
 
 
-@dataclass(frozen=True)
-class Piece:
-    """What one pass added to a reply.
+def _with_options_of(
+    stream: Callable[Options, Any],
+) -> Callable[[Callable[..., Result]], Callable[Options, Result]]:
+    """Let a method that hands everything on to `stream` show the same options, to `help`, editors
+    and type checkers."""
 
-    text: whole characters, possibly none yet; token_ids: the tokens emitted by the pass
-    result: the finished reply, on the last piece only
-    """
+    def decorate(method: Callable[..., Result]) -> Callable[Options, Result]:
+        signature = inspect.signature(stream).replace(return_annotation=Result)
+        method.__dict__["__signature__"] = signature
+        return method
 
-    text: str
-    token_ids: list[int]
-    result: Result | None = None
-
-    def __str__(self) -> str:
-        return self.text
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """What kernels did since the engine was loaded, its warm-up included.
-
-    jit_compiles_total:   variants of kernels and traces of compiled functions; 0 on a CPU
-    jit_compile_ms_total: milliseconds that they took
-    device_kernel_calls:  served by a kernel of this project
-    reference_calls:      served by plain MLX or NumPy in its place
-    kernels: for each kernel that was asked for, how many calls which form served: "metal", "cuda",
-             or "reference" under the operation's name, as "topk" for topk_chunk and topk_merge
-    refused: operations whose kernels this device does not run after all, and why; plain MLX serves
-    forms:   for each operation and shape that stock MLX could serve too, which form does
-    Operations that stock MLX serves by choice are in no count.
-    """
-
-    jit_compiles_total: int
-    jit_compile_ms_total: float
-    device_kernel_calls: int
-    reference_calls: int
-    kernels: dict[str, dict[str, int]]
-    refused: dict[str, str]
-    forms: dict[str, str]
+    return decorate
 
 
 @dataclass
@@ -106,13 +54,16 @@ class Engine:
 
     target, tokenizer, drafter: what answers; drafter is None where the target decodes alone
     warmed: what the warm-up did and found, see `WarmupReport`; None after `load(warm_up=False)`
+    strict_draft: a failure of the drafter fails the request; otherwise the target goes on alone
     """
 
     target: Target
     tokenizer: Tokenizer = field(repr=False)
     drafter: Drafter | None = None
     warmed: WarmupReport | None = field(default=None, repr=False)
+    strict_draft: bool = False
     _closed: bool = field(default=False, init=False, repr=False)
+    _draft_failures: int = field(default=0, init=False, repr=False)
 
     def session(self) -> Session:
         """A session that saves work: give it to `generate` together with a whole conversation.
@@ -122,36 +73,6 @@ class Engine:
         """
         self._check_open()
         return Session(self.target, self.drafter)
-
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        max_tokens: int | None = MAX_TOKENS,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        seed: int | None = None,
-        speculate: bool = True,
-        raw: bool = False,
-        session: Session | None = None,
-    ) -> Result:
-        """Answer `prompt` and return the whole reply; everything else is said at `stream`."""
-        *_, last = self.stream(
-            prompt,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            seed=seed,
-            speculate=speculate,
-            raw=raw,
-            session=session,
-        )
-        assert last.result is not None  # the last piece always has it
-        return last.result
 
     def stream(
         self,
@@ -163,6 +84,19 @@ class Engine:
         top_p: float = 1.0,
         min_p: float = 0.0,
         seed: int | None = None,
+        repetition_penalty: float = 1.0,
+        repetition_window: int = WINDOW,
+        presence_penalty: float = 0.0,
+        presence_window: int = WINDOW,
+        frequency_penalty: float = 0.0,
+        frequency_window: int = WINDOW,
+        logit_bias: Mapping[int, float] | None = None,
+        stop: str | Sequence[str] | None = None,
+        stop_token_ids: Sequence[int] | None = None,
+        min_tokens: int = 0,
+        end_tokens: EndTokens = "allowed",
+        top_logprobs: int | None = None,
+        cancelled: Cancelled | None = None,
         speculate: bool = True,
         raw: bool = False,
         session: Session | None = None,
@@ -173,33 +107,66 @@ class Engine:
         max_tokens: at least 1; None for as many as the context holds
         temperature: 0 is greedy; top_k, top_p, min_p: as in `Sampling`
         seed: fixes a sampled reply; None takes a fresh one, which the result names
+        repetition_penalty, presence_penalty, frequency_penalty: 1, 0 and 0 are none; formulas at
+        `Penalties`. Each looks at as many of the last tokens, the prompt's too, as its window says
+        logit_bias: token id -> what is added to its logit
+        stop: one string or several; the reply's text ends before the first that it comes to hold
+        stop_token_ids: they end the reply as the model's own end tokens do
+        min_tokens: until so many tokens, no end token is chosen and no stop string is looked for
+        end_tokens: "allowed"; "banned", never one; "required", one at the latest in place of token
+        number max_tokens, so that the model itself ends the reply
+        top_logprobs: give each token's log-probability, and so many of the likeliest tokens (0 to
+        20) with theirs; None for no log-probabilities
+        cancelled: called often, with the number of tokens emitted so far; True ends the reply there
         speculate: False decodes with the target alone; the distribution of replies is the same
-        session: from `session()`, whose work is reused where the prompt begins alike; None for none
+        session: from `session()`, whose work is reused where the prompt goes on from it; None for
+        none
 
         The request is checked here and now, before the first piece is asked for. Raises
-        RequestError for a request that cannot be served, TargetError and DraftError for models that
-        produce what no token can be chosen from.
+        RequestError for a request that cannot be served. Later, TargetError for a target that fails
+        or gives no number to choose by, and with `strict_draft` DraftError for such a drafter;
+        without it the target goes on alone. What ends a reply and what stays then: docs/decoding.md.
         """
         self._check_open()
+        check_bool("raw", raw)
+        check_bool("speculate", speculate)
+        check_top_logprobs(top_logprobs)
         tokens = self.tokenizer.encode(prompt, raw)
-        room = self.target.context_length - len(tokens)
-        if room < 1:
-            raise RequestError(
-                f"The prompt has {len(tokens)} tokens and the context holds "
-                f"{self.target.context_length} with the reply: shorten the prompt."
-            )
-        if session is None:
-            session = self.session()
-        if not isinstance(session, Session) or session.target is not self.target:
-            raise RequestError("The session belongs to another engine: take one from this one.")
+        vocab_size = self.target.vocab_size
+        extra = check_token_ids("stop_token_ids", stop_token_ids, vocab_size)
+        stop_tokens = self.tokenizer.stop_tokens | extra
+        limits = Limits(stop_tokens, max_tokens, self._room_after(tokens), cancelled)
+        penalties = Penalties(
+            repetition_penalty,
+            repetition_window,
+            presence_penalty,
+            presence_window,
+            frequency_penalty,
+            frequency_window,
+            {} if logit_bias is None else logit_bias,
+        )
+        rules = Rules(penalties, stop_tokens, min_tokens, end_tokens, limits.most)
+        rules.check_vocab(vocab_size)
         request = Request(
             prompt=tokens,
             sampling=Sampling(temperature, top_k, top_p, min_p),
-            limits=Limits(self.tokenizer.stop_tokens, max_tokens, room),
+            limits=limits,
             seed=secrets.randbits(32) if seed is None else seed,
             speculate=speculate,
+            rules=rules,
+            top_logprobs=top_logprobs,
+            strict_draft=self.strict_draft,
         )
-        return self._pieces(session, request)
+        thinking = self.tokenizer.thinking(tokens)
+        text = ReplyText(self.tokenizer.streaming(), stop, min_tokens, thinking)
+        return self._pieces(self._session_for(session, speculate), request, text)
+
+    @_with_options_of(stream)
+    def generate(self, *asked: Any, **options: Any) -> Result:
+        """Answer `prompt` and return the whole reply; everything else is said at `stream`."""
+        *_, last = self.stream(*asked, **options)
+        assert last.result is not None  # the last piece always has it
+        return last.result
 
     def stats(self) -> EngineStats:
         """What kernels did since the engine was loaded: compilations, calls, and who served them.
@@ -218,6 +185,7 @@ class Engine:
             kernels=registry.forms(),
             refused=dict(registry.refused),
             forms=dict(registry.choices.chosen),
+            draft_failures=self._draft_failures,
         )
 
     def close(self) -> None:
@@ -244,134 +212,90 @@ class Engine:
         if self._closed:
             raise RequestError("This engine is closed: load it again.")
 
-    def _pieces(self, session: Session, request: Request) -> Iterator[Piece]:
+    def _room_after(self, prompt: list[int]) -> int:
+        """How many tokens the context holds after `prompt`."""
+        room = self.target.context_length - len(prompt)
+        if room < 1:
+            raise RequestError(
+                f"The prompt has {len(prompt)} tokens and the context holds "
+                f"{self.target.context_length} with the reply: shorten the prompt."
+            )
+        return room
+
+    def _session_for(self, session: Session | None, speculate: bool) -> Session:
+        if session is None:
+            return Session(self.target, self.drafter if speculate else None)
+        if not isinstance(session, Session) or session.target is not self.target:
+            raise RequestError("The session belongs to another engine: take one from this one.")
+        return session
+
+    def _pieces(self, session: Session, request: Request, text: ReplyText) -> Iterator[Piece]:
         self._check_open()  # the first piece may be asked for long after the request was made
         drafter = session.drafter if request.speculate else None
         timings = Timings() if drafter is None else Timings(drafter.name, drafter.depth)
-        text = self.tokenizer.streaming()
         emitted: list[int] = []
-        for step in _counting(decode(session, request, timings), self.target.registry, timings):
+        logprobs: list[TokenLogprob] = []
+        for step in self._steps(session, request, timings, text):
             self._check_open()
             emitted += step.tokens
-            for token in step.tokens:
-                text.add_token(token)
-            if step.reason is None:
-                yield Piece(text.last_segment, step.tokens)
-                continue
-            text.finalize()
-            result = Result(
-                text=text.text,
-                token_ids=emitted,
-                prompt_tokens=len(request.prompt),
-                seed=request.seed if request.sampling.temperature > 0 else None,
-                finish_reason=finish_reason(step.reason),
-                stop_reason=step.reason,
-                timings=timings.as_dict(),
+            logprobs += step.logprobs or []
+            result = None
+            if step.reason is not None:
+                result = Result(
+                    text=text.text,
+                    token_ids=emitted,
+                    prompt_tokens=len(request.prompt),
+                    seed=request.seed if request.sampling.temperature > 0 else None,
+                    finish_reason=FINISH_REASONS[step.reason],
+                    stop_reason=step.reason,
+                    stop_string=text.stop_string,
+                    logprobs=None if request.top_logprobs is None else logprobs,
+                    timings=timings.as_dict(),
+                )
+            yield Piece(text.piece(), step.tokens, step.logprobs, result)
+
+    def _steps(
+        self, session: Session, request: Request, timings: Timings, text: ReplyText
+    ) -> Iterator[Step]:
+        """The steps of a reply, with what kernels and the drafter do for each counted; other
+        replies may run in between."""
+        registry, steps = self.target.registry, decode(session, request, timings, text)
+        while True:
+            before, failures = registry.counts(), timings.draft_failures
+            try:
+                step = next(steps, None)
+            finally:
+                timings.count_kernels(before, registry.counts())
+                self._draft_failures += timings.draft_failures - failures
+            if step is None:
+                return
+            yield step
+
+
+def check_token_ids(name: str, ids: Iterable[int] | None, vocab_size: int) -> frozenset[int]:
+    """The token ids of the option `name`, of which None has none.
+
+    Raises RequestError for what is no id of the vocabulary.
+    """
+    if ids is None:
+        return frozenset()
+    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
+        raise RequestError(f"{name} is {shown(ids)}: give a list of token ids.")
+    ids = list(ids)
+    for token in ids:
+        check_integer(f"A token of {name}", token, 0, "a token id, 0 or above")
+        if token >= vocab_size:
+            raise RequestError(
+                f"{name} names token {shown(token)}, outside the vocabulary of {vocab_size}: "
+                "give ids of this model's tokenizer."
             )
-            yield Piece(text.last_segment, step.tokens, result)
+    return frozenset(int(token) for token in ids)
 
 
-def _counting(steps: Iterator[Step], registry: Registry, timings: Timings) -> Iterator[Step]:
-    """The steps, with what kernels do for each counted; other replies may run in between."""
-    while True:
-        before = registry.counts()
-        step = next(steps, None)
-        timings.count_kernels(before, registry.counts())
-        if step is None:
-            return
-        yield step
-
-
-def load(
-    model: str | Path = DEMO,
-    drafter: str | Path | None = AUTO,
-    *,
-    context_length: int | None = None,
-    offline: bool = False,
-    allow_revision_mismatch: bool = False,
-    quantize_target: Consent = False,
-    kernels: str = "auto",
-    exact: bool = False,
-    require_device_kernels: bool = False,
-    warm_up: bool = True,
-    progress: Progress | None = None,
-) -> Engine:
-    """Load a target and its drafter, downloading and converting what is not there yet.
-
-    model: "demo" for the pair that ships with the package, the name of another registered pair, a
-    folder, or a Hugging Face repository (org/name, org/name@revision)
-    drafter: the same for the drafter; "auto" is the one registered for this target, and none where
-    there is none; None decodes with the target alone
-    context_length: the most tokens of prompt and reply; the checkpoint's own limit if None
-    offline: use what is on this machine and never connect
-    allow_revision_mismatch: accept a drafter of another revision than the recorded one
-    quantize_target: convert a target in bf16 to 4 bits, once; a function is asked with the question.
-    Otherwise such a target is used as it is stored
-    kernels: "own" or "stock" device kernels for operations that MLX has too, or "auto" for the
-    faster of both on this device, found by a race once
-    exact: on a device, only kernels whose rows do not depend on how many are in a pass, so that
-    replies are the same bytes with and without the drafter; on a CPU they are in any case
-    require_device_kernels: refuse to compute with plain MLX or NumPy what a device kernel should;
-    LSE_REQUIRE_DEVICE_KERNELS=1 in the environment asks for the same
-    warm_up: run every shape of a request once now, so that the first one compiles nothing; on a
-    CPU, where nothing is compiled, only decode one reply to see whether the drafter is of use.
-    What was found is `engine.warmed`
-    progress: told how far downloads, conversions and the warm-up are; lines on standard error if
-    None
-
-    Raises CheckpointError when a checkpoint is missing or broken, or the two do not belong together;
-    then nothing has been loaded. Raises RequestError for options that mean nothing, and KernelError
-    where device kernels are required and cannot run, both before anything is downloaded.
-    """
-    check_bool("warm_up", warm_up)
-    check_bool("require_device_kernels", require_device_kernels)
-    required = require_device_kernels or required_by(os.environ)
-    registry = KernelOptions(kernels, exact, required).registry()
-    shown = progress or Lines()
-    pair = prepare_pair(
-        model,
-        drafter,
-        hub=Hub(offline=offline),
-        settings=CacheSettings.from_environment(os.environ),
-        progress=shown,
-        allow_revision_mismatch=allow_revision_mismatch,
-        quantize_target=quantize_target,
-    )
-    return load_pair(pair, context_length, registry=registry, warm=warm_up, progress=shown)
-
-
-def load_pair(
-    pair: Pair,
-    context_length: int | None = None,
-    *,
-    registry: Registry | None = None,
-    warm: bool = True,
-    progress: Progress | None = None,
-) -> Engine:
-    """Load the prepared folders of a pair, and warm up; raises what `load` raises.
-
-    registry: of the device kernels, from `KernelOptions`; that of MLX's default device if None
-    """
-    registry = registry or KernelOptions().registry()
-    target = load_target(pair.target, context_length, registry=registry)
-    tokenizer = load_tokenizer(pair.target, read_stop_tokens(pair.target), target.vocab_size)
-    drafter = load_dflash2(pair.drafter, target, registry) if pair.drafter else None
-    if not warm:
-        return Engine(target, tokenizer, drafter)
-    report = warm_up(
-        target,
-        drafter,
-        _some_prompt(tokenizer),
-        names=(str(pair.target), str(pair.drafter)),
-        races=CacheSettings.from_environment(os.environ).user_cache / "kernels",
-        progress=progress or Silent(),
-    )
-    return Engine(target, tokenizer, drafter, report)
-
-
-def _some_prompt(tokenizer: Tokenizer) -> list[int]:
-    """Token ids of a request that any chat model answers at length."""
-    for raw in (False, True):
-        with suppress(RequestError):  # a template may refuse it, and a vocabulary may lack a token
-            return tokenizer.encode("Tell me a story about a brave sailor.", raw)
-    return [0]
+def check_top_logprobs(top: int | None) -> None:
+    """RequestError unless it is None or a count that may be asked for."""
+    if top is not None:
+        wanted = f"a count from 0 to {MOST_LOGPROBS}, or None"
+        check_integer("top_logprobs", top, 0, wanted)
+        if top > MOST_LOGPROBS:
+            raise RequestError(f"top_logprobs is {shown(top)}: give {wanted}.")

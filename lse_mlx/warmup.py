@@ -17,6 +17,7 @@ from lse_mlx.decode.session import Session
 from lse_mlx.decode.stopping import Limits
 from lse_mlx.decode.timings import Timings
 from lse_mlx.drafters.base import Drafter
+from lse_mlx.errors import DraftError, reason
 from lse_mlx.kernels.operations import with_kernels
 from lse_mlx.kernels.race import RaceResult
 from lse_mlx.kernels.registry import Compilation
@@ -105,12 +106,14 @@ def warm_up(
     *,
     names: tuple[str, str] = ("the target", "the drafter"),
     races: Path | None = None,
+    strict_draft: bool = False,
     progress: Progress | None = None,
 ) -> WarmupReport:
     """Run every shape of a request once; nothing of it stays but what is compiled.
 
     Where no device kernels run, nothing is ever compiled: there only a reply is decoded with the
-    drafter, to see whether it is of use, and without a drafter nothing at all.
+    drafter, to see whether it is of use, and without a drafter nothing at all. A drafter that fails
+    is named; with `strict_draft` its DraftError is raised.
 
     prompt: token ids of some request, to which a reply is decoded
     names:  what the target and the drafter are called if the drafter turns out to be useless
@@ -123,12 +126,16 @@ def warm_up(
     if races and registry.on_device:
         contests = pair_contests(target, drafter)
         found, raced = hold_races(contests, registry.choices, races, progress)
-    if registry.on_device:
-        _run_every_shape(target, drafter, prompt, progress)
-    timings = Timings()
-    if registry.on_device or drafter is not None:
-        tokens = REPLY_TOKENS if registry.on_device else CPU_REPLY_TOKENS
-        timings = _reply(target, drafter, prompt, tokens, Sampling())
+    try:
+        timings = _run(target, drafter, prompt, progress)
+    except DraftError as error:
+        if strict_draft:
+            raise
+        progress.note(
+            f"the drafter {names[1]} failed ({reason(error)}), so it only slows decoding down: check "
+            "its files, or decode without a drafter"
+        )
+        timings = _run(target, None, prompt, progress)
     for name, why in registry.refused.items():
         served = "reference" in registry.forms().get(name, {})
         instead = "plain MLX serves" if served else "another form serves in place of"
@@ -156,6 +163,17 @@ def warm_up(
         accepted=accepted,
         seconds=perf_counter() - started,
     )
+
+
+def _run(target: Target, drafter: Drafter | None, prompt: list[int], progress: Progress) -> Timings:
+    """Every shape where a device compiles any, then a reply, whose timings are returned."""
+    on_device = target.registry.on_device
+    if on_device:
+        _run_every_shape(target, drafter, prompt, progress)
+    elif drafter is None:
+        return Timings()
+    tokens = REPLY_TOKENS if on_device else CPU_REPLY_TOKENS
+    return _reply(target, drafter, prompt, tokens, Sampling())
 
 
 def _run_every_shape(
@@ -258,7 +276,7 @@ def _reply(
     """Decode a reply of so many tokens as a request would, no stop token ending it."""
     prompt = list(prompt[: max(1, target.context_length // 2)])
     limits = Limits(frozenset(), tokens, target.context_length - len(prompt))
-    request = Request(prompt, sampling, limits, seed=0, speculate=drafter is not None)
+    request = Request(prompt, sampling, limits, 0, drafter is not None, strict_draft=True)
     timings = Timings() if drafter is None else Timings(drafter.name, drafter.depth)
     for _ in decode(Session(target, drafter), request, timings):
         pass

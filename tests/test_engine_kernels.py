@@ -8,7 +8,7 @@ import pytest
 import lse_mlx
 from lse_mlx import demo_pair
 from lse_mlx.checkpoints.resolve import Pair
-from lse_mlx.engine import load_pair
+from lse_mlx.loading import load_pair
 from tests.dice_pair import dice
 from tests.tiny_models import on_cpu
 

@@ -11,7 +11,7 @@ from lse_mlx.decode.sampling import Sampling
 from lse_mlx.decode.session import Session
 from lse_mlx.drafters.base import Drafter
 from lse_mlx.drafters.scripted import ScriptedDrafter
-from lse_mlx.errors import KernelError
+from lse_mlx.errors import DraftError, KernelError
 from lse_mlx.kernels.registry import Registry
 from lse_mlx.target.loading import load_target
 from lse_mlx.target.model import Target
@@ -210,6 +210,25 @@ def test_a_drafter_that_is_right_is_not_spoken_of(target: Target):
     report = warm_up(target, drafting(target, 7), PROMPT, progress=heard)
     assert report.accepted == report.tested > FEW_TESTED
     assert heard.notes == []
+
+
+def test_a_drafter_that_fails_is_named_and_may_be_refused(target: Target):
+    heard = Heard()
+    failing = ScriptedDrafter.listed([[1, 2]])
+    report = warm_up(target, failing, PROMPT, names=("a", "./some-drafter"), progress=heard)
+    [note] = heard.notes
+    assert "./some-drafter failed (Draft 1 at position" in note
+    assert report.tested == 0
+    with pytest.raises(DraftError, match="Draft 1"):
+        warm_up(target, failing, PROMPT, strict_draft=True)
+
+
+def test_on_a_device_the_target_is_warmed_up_without_a_drafter_that_fails(folders):
+    target, _ = on_device(folders, dice())
+    heard = Heard()
+    warm_up(target, ScriptedDrafter.listed([]), PROMPT, progress=heard)
+    assert len([note for note in heard.notes if "drafter failed" in note]) == 1
+    assert compiled_by_requests(target, None) == 0
 
 
 def test_on_a_cpu_a_target_alone_has_nothing_to_warm_up(target: Target):

@@ -12,8 +12,9 @@ from lse_mlx.cli.common import notes
 from lse_mlx.cli.progress import progress
 from lse_mlx.comparison import Comparison, compare, mlx_lm_rate
 from lse_mlx.demo_pair import HELD_OUT_PROMPTS
-from lse_mlx.engine import Registry, Result, load_pair
 from lse_mlx.errors import RequestError, counted
+from lse_mlx.loading import Registry, load_pair
+from lse_mlx.replies import Result
 
 shown = Console(highlight=False, soft_wrap=True)
 """What was asked for: prompts, replies and the table, on standard output."""

@@ -10,16 +10,23 @@ from lse_mlx.checkpoints.conversion.places import CacheSettings
 from lse_mlx.checkpoints.hub.hub import Hub
 from lse_mlx.checkpoints.prepare import prepare_pair
 from lse_mlx.checkpoints.resolve import Pair
+from lse_mlx.cli.options import MODELS
 from lse_mlx.cli.progress import progress
 
 Offline = Annotated[
-    bool, typer.Option("--offline", help="Use what is on this machine and never connect.")
+    bool,
+    typer.Option(
+        "--offline",
+        help="Use what is on this machine and never connect.",
+        rich_help_panel=MODELS,
+    ),
 ]
 AllowRevisionMismatch = Annotated[
     bool,
     typer.Option(
         "--allow-revision-mismatch",
         help="Accept a drafter of another revision than the recorded one; nothing else.",
+        rich_help_panel=MODELS,
     ),
 ]
 

@@ -20,8 +20,8 @@ from lse_mlx.checkpoints.conversion.places import CacheSettings
 from lse_mlx.checkpoints.progress import Lines, Progress
 from lse_mlx.cli.common import notes, one_sentence_errors
 from lse_mlx.cli.kernels import RequireDeviceKernels, kernel_registry
-from lse_mlx.engine import with_kernels
 from lse_mlx.errors import RequestError, printable, reason
+from lse_mlx.loading import with_kernels
 from lse_mlx.selftest.checks import Outcome
 from lse_mlx.selftest.report import SelftestReport, run_selftest
 

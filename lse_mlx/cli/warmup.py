@@ -9,7 +9,7 @@ from rich.table import Table
 
 from lse_mlx.checkpoints.resolve import Pair
 from lse_mlx.cli.progress import progress
-from lse_mlx.engine import Registry, load_pair, with_kernels
+from lse_mlx.loading import Registry, load_pair, with_kernels
 
 shown = Console(highlight=False, soft_wrap=True)
 

@@ -7,8 +7,10 @@ from typing import Any
 from lse_mlx import demo_pair
 from lse_mlx.checkpoints.progress import Progress
 from lse_mlx.checkpoints.resolve import Pair
-from lse_mlx.engine import Engine, Result, load_pair
+from lse_mlx.engine import Engine
 from lse_mlx.kernels.options import KernelOptions
+from lse_mlx.loading import load_pair
+from lse_mlx.replies import Result
 from lse_mlx.selftest.checks import REFUSALS, Outcome, why_not
 
 PROMPTS = 4

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 from typer.testing import CliRunner
 
@@ -80,6 +81,73 @@ def test_min_p_of_one_is_greedy_at_any_temperature():
     assert found["token_ids"] == greedy
 
 
+def test_stop_strings_end_the_text_and_are_named():
+    whole = reply(PROMPT, "--max-tokens", "24")["text"]
+    stops = ("--stop", "no such text", "--stop", whole[30:36])
+    found = reply(PROMPT, "--max-tokens", "24", *stops)
+    assert found["text"] == whole[: whole.index(whole[30:36])]
+    assert found["stop_string"] == whole[30:36]
+    assert (found["finish_reason"], found["stop_reason"]) == ("stop", "stop_string")
+    shown = run(PROMPT, "--max-tokens", "24", *stops)
+    assert shown.stdout == found["text"] + "\n"
+    assert f"ended by stop_string {whole[30:36]!r}" in shown.stderr
+
+
+def test_stop_tokens_end_the_reply_where_they_may():
+    ids = reply(PROMPT, "--max-tokens", "16")["token_ids"]
+    stops = ("--stop-token-id", str(ids[9]), "--stop-token-id", str(ids[4]))
+    found = reply(PROMPT, "--max-tokens", "16", *stops)
+    assert found["token_ids"] == ids[: min(ids.index(ids[4]), ids.index(ids[9]))]
+    late = reply(PROMPT, "--max-tokens", "16", *stops, "--min-tokens", "12")
+    assert len(late["token_ids"]) >= 12
+    never = reply(PROMPT, "--max-tokens", "16", *stops, "--end-tokens", "banned")
+    assert not {ids[4], ids[9]} & set(never["token_ids"])
+    assert never["stop_reason"] == "max_tokens"
+    required = reply(PROMPT, "--max-tokens", "4", *stops, "--end-tokens", "required")
+    assert required["stop_reason"] == "stop_token"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--repetition-penalty", "1.8"),
+        ("--presence-penalty", "5"),
+        ("--frequency-penalty", "5"),
+        ("--logit-bias", "405=-100", "--logit-bias", "379=-1e30"),
+    ],
+)
+def test_penalties_change_the_reply(options: tuple[str, ...]):
+    greedy = reply(PROMPT, "--max-tokens", "16")["token_ids"]
+    found = reply(PROMPT, "--max-tokens", "16", *options)["token_ids"]
+    assert found != greedy
+    if options[0] != "--logit-bias":  # a window of one token changes less
+        window = options[0].replace("penalty", "window")
+        assert reply(PROMPT, "--max-tokens", "16", *options, window, "1")["token_ids"] != found
+
+
+def test_log_probabilities_are_in_the_json_object():
+    found = reply(PROMPT, "--max-tokens", "6", "--top-logprobs", "2")
+    assert [entry["token"] for entry in found["logprobs"]] == found["token_ids"]
+    for entry in found["logprobs"]:
+        assert entry["top"][0] == [entry["token"], entry["logprob"]]
+        assert len(entry["top"]) == 2
+    assert reply(PROMPT, "--max-tokens", "2")["logprobs"] is None
+
+
+def test_a_failure_of_the_drafter_is_one_line_and_changes_no_text(broken_drafter: Path):
+    options = (PROMPT, "--max-tokens", "12")
+    shown = run(*options, "--drafter", str(broken_drafter))
+    assert shown.exit_code == 0
+    assert shown.stdout.strip() == reply(*options)["text"].strip()
+    [line] = [line for line in shown.stderr.splitlines() if "The drafter failed" in line]
+    assert line.endswith("so the target went on alone.")
+    found = reply(*options, "--drafter", str(broken_drafter))
+    assert found["timings"]["spec_failures"] == 1
+    strict = run(*options, "--drafter", str(broken_drafter), "--strict-draft")
+    assert strict.exit_code == 1
+    assert strict.stderr.strip().splitlines()[-1].startswith("error: Draft position 0")
+
+
 def test_raw_leaves_out_the_chat_template():
     text = "One day, a little fox"
     raw, chat = reply(text, "--raw", "--max-tokens", "4"), reply(text, "--max-tokens", "4")
@@ -106,6 +174,15 @@ def test_one_token_has_no_rate():
     assert "reply 1 token;" in run(PROMPT, "--max-tokens", "1").stderr
 
 
+def test_help_groups_the_options():
+    shown = run("--help").stdout
+    for heading in ("Models", "How tokens are chosen", "Penalties", "Where the reply ends"):
+        assert f"─ {heading}" in shown
+    assert (
+        shown.index("--temperature") < shown.index("--repetition-penalty") < shown.index("--stop")
+    )
+
+
 def test_as_a_module():
     done = subprocess.run(
         [sys.executable, "-m", "lse_mlx", "--version"], check=True, capture_output=True, text=True
@@ -125,6 +202,18 @@ def test_a_full_disk_is_one_sentence():
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "cannot be written" in done.stderr
+
+
+@pytest.fixture
+def broken_drafter(tmp_path: Path) -> Path:
+    """The demo drafter with a number that is none in its weights."""
+    folder = shutil.copytree(demo_pair.DRAFTER, tmp_path / "broken")
+    weights = mx.load(str(folder / "model.safetensors"))
+    assert isinstance(weights, dict)
+    name = next(name for name in weights if name.endswith("norm.weight"))
+    weights[name] = weights[name] * float("nan")
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    return folder
 
 
 @pytest.fixture
@@ -185,10 +274,55 @@ def test_a_name_that_is_no_checkpoint_gets_one_sentence(
         ((PROMPT, "--seed", "-3"), ("seed", "-3")),
         ((PROMPT, "--max-tokens", "0"), ("max_tokens", "0")),
         ((PROMPT, "--drafter", "demo", "--no-drafter"), ("--no-drafter",)),
+        ((PROMPT, "--stop", ""), ("stop", "empty")),
+        ((PROMPT, "--stop", "caf\udce9"), ("stop", "UTF-8")),
+        ((PROMPT, "--stop-token-id", "-1"), ("stop_token_ids", "-1")),
+        ((PROMPT, "--stop-token-id", "5000"), ("stop_token_ids", "5000", "vocabulary of 4096")),
+        ((PROMPT, "--min-tokens", "-1"), ("min_tokens", "-1")),
+        ((PROMPT, "--min-tokens", "300"), ("min_tokens", "300", "256")),
+        ((PROMPT, "--end-tokens", "never"), ("end_tokens", "never")),
+        ((PROMPT, "--end-tokens", "required", "--min-tokens", "256"), ("min_tokens", "256")),
+        ((PROMPT, "--repetition-penalty", "0"), ("repetition_penalty", "0.0")),
+        ((PROMPT, "--repetition-window", "0"), ("repetition_window", "0")),
+        ((PROMPT, "--presence-penalty", "nan"), ("presence_penalty", "nan")),
+        ((PROMPT, "--presence-window", "-1"), ("presence_window", "-1")),
+        ((PROMPT, "--frequency-penalty", "inf"), ("frequency_penalty", "inf")),
+        ((PROMPT, "--frequency-window", "0"), ("frequency_window", "0")),
+        ((PROMPT, "--logit-bias", "5"), ("--logit-bias is '5'", "equals sign")),
+        ((PROMPT, "--logit-bias", "five=1"), ("five=1",)),
+        ((PROMPT, "--logit-bias", "5=much"), ("5=much",)),
+        ((PROMPT, "--logit-bias", "5=nan"), ("logit_bias of token 5", "nan")),
+        ((PROMPT, "--logit-bias", "-5=1"), ("logit_bias", "-5")),
+        ((PROMPT, "--logit-bias", "5=1", "--logit-bias", "5=2"), ("token 5 twice",)),
+        ((PROMPT, "--logit-bias", "5000=1"), ("5000", "vocabulary of 4096")),
+        ((PROMPT, "--top-logprobs", "21", "--json"), ("top_logprobs", "21")),
+        ((PROMPT, "--top-logprobs", "2"), ("--json",)),
     ],
 )
 def test_bad_input_gets_one_sentence(arguments: tuple[str, ...], words: tuple[str, ...]):
     assert_one_sentence(run(*arguments), *words)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("",),
+        (PROMPT, "--stop", ""),
+        (PROMPT, "--stop-token-id", "5000"),
+        (PROMPT, "--min-tokens", "300"),
+        (PROMPT, "--logit-bias", "5000=1"),
+        (PROMPT, "--top-logprobs", "21", "--json"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_loaded(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+):
+    def load_pair(*_: object, **__: object) -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr("lse_mlx.cli.generate.load_pair", load_pair)
+    assert_one_sentence(run(*arguments))
+    assert isinstance(run(PROMPT).exception, AssertionError)
 
 
 def test_a_drafter_of_another_width_is_refused(misfit: Path):
