@@ -1,0 +1,1 @@
+"""Traces of real generations: recorded from the decode cycle, and replayed through it."""
