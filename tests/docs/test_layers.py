@@ -19,13 +19,46 @@ MAY_IMPORT = {
     "decode": BASE | {"drafters", "kernels", "target"},
     "races": BASE | {"checkpoints", "drafters", "kernels", "target"},
     "warmup": BASE | {"checkpoints", "decode", "drafters", "kernels", "races", "target"},
-    "engine": BASE | {"checkpoints", "decode", "drafters", "kernels", "target", "warmup"},
-    "__init__": BASE | {"decode", "engine"},
-    "comparison": BASE | {"engine", "target"},
-    "selftest": BASE | {"checkpoints", "demo_pair", "engine", "kernels", "target"},
+    "protocol": {"errors"},
+    "replies": BASE | {"decode"},
+    "engine": BASE | {"decode", "drafters", "kernels", "replies", "target", "warmup"},
+    "loading": BASE
+    | {"checkpoints", "decode", "drafters", "engine", "kernels", "target", "warmup"},
+    "__init__": BASE | {"decode", "engine", "loading", "replies", "warmup"},
+    "traces": BASE | {"checkpoints", "decode", "drafters", "engine", "protocol", "target"},
+    "comparison": BASE | {"engine", "replies", "target"},
+    "selftest": BASE
+    | {"checkpoints", "demo_pair", "engine", "kernels", "loading", "replies", "target"},
+    "qualify": BASE
+    | {
+        "checkpoints",
+        "comparison",
+        "decode",
+        "demo_pair",
+        "drafters",
+        "engine",
+        "loading",
+        "protocol",
+        "replies",
+        "target",
+        "traces",
+    },
     "__main__": {"cli"},
     "cli": BASE
-    | {"__init__", "checkpoints", "comparison", "decode", "demo_pair", "engine", "selftest"},
+    | {
+        "__init__",
+        "checkpoints",
+        "comparison",
+        "decode",
+        "demo_pair",
+        "engine",
+        "loading",
+        "protocol",
+        "qualify",
+        "replies",
+        "selftest",
+        "traces",
+    },
 }
 
 

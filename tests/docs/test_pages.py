@@ -32,6 +32,9 @@ RUN_HERE = [
     STORY,
     f"{STORY} --no-drafter",
     f"{OCEAN} --temperature 0.7 --seed 7 --json",
+    f'{OCEAN} --stop "." --stop "!"',
+    f"{OCEAN} --repetition-penalty 1.1 --repetition-window 32 --min-tokens 8",
+    f"{OCEAN.replace('64', '8')} --top-logprobs 3 --json",
     '.venv/bin/lse-mlx demo --prompt "Tell me about the moon." --max-tokens 64',
     ".venv/bin/lse-mlx models",
     ".venv/bin/lse-mlx warmup --model demo",
@@ -40,17 +43,21 @@ RUN_HERE = [
     ".venv/bin/lse-mlx check --model demo --drafter demo",
     ".venv/bin/lse-mlx check --model demo --drafter demo --json",
 ]
-RUN_ON_A_COPY = [  # of the demo drafter, in a folder of its own: they write files
+RUN_ON_A_COPY = [  # of the demo drafter, in a folder of its own: they write files, or read those
     ".venv/bin/lse-mlx selftest --output report.json",
     ".venv/bin/lse-mlx convert path/to/drafter path/to/conversion",
     ".venv/bin/lse-mlx convert path/to/drafter path/to/conversion --verify",
     ".venv/bin/lse-mlx convert path/to/drafter path/to/other --bits 4",
+    '.venv/bin/lse-mlx trace "Tell me about the moon." --model demo --out path/to/trace',
+    ".venv/bin/lse-mlx replay path/to/trace --model demo",
 ]
 NOT_RUN = {  # the command, and why
     ".venv/bin/pip install '.[cuda13]' && "
     ".venv/bin/pip install --force-reinstall --no-deps mlx-cuda-13": "needs an NVIDIA GPU",
     ".venv/bin/python -m pytest -m gpu": "needs a GPU",
     ".venv/bin/python -m pytest -m slow": "takes most of an hour",
+    ".venv/bin/lse-mlx qualify --model demo --drafter demo": "takes two minutes; "
+    "tests/cli/test_qualify.py runs it",
     ".venv/bin/lse-mlx pull qwen3.8-27b": "downloads 20 GB; tests/cli/test_pull.py pulls from a hub "
     "on this machine",
 }
@@ -119,7 +126,8 @@ def test_commands_that_write(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "lse_mlx" / "demo_pair" / "drafter", tmp_path / "path/to/drafter")
     for command in RUN_ON_A_COPY:  # in the order of the page
         assert_it_works(command, tmp_path)
-    assert {p.name for p in (tmp_path / "path/to").iterdir()} == {"drafter", "conversion", "other"}
+    made = {path.name for path in (tmp_path / "path/to").iterdir()}
+    assert made == {"drafter", "conversion", "other", "trace"}
     assert json.loads((tmp_path / "report.json").read_text("utf-8"))["failed"] == 0
 
 
