@@ -14,7 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
-from mlx_lm.models import qwen3, qwen3_5
+from mlx_lm.models import qwen3, qwen3_5, qwen3_5_moe
 from mlx_lm.utils import load_model, quantize_model
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as RawTokenizer
@@ -26,10 +26,11 @@ from lse_mlx.target.loading import load_target
 from lse_mlx.target.model import Target
 
 VOCAB = 97
-KINDS = ("bf16", "q4", "mixed", "tied", "vision", "qwen3")
+KINDS = ("bf16", "q4", "mixed", "tied", "vision", "qwen3", "moe", "moe-q4", "moe-vision")
 """What `save_checkpoint` can build: a hybrid in bf16, 4-bit, or 4-bit with an 8-bit head and
 outputs, one with tied embeddings, one as a multimodal folder in the original layout, and a model
-of attention alone."""
+of attention alone. Then hybrids of experts in bf16, in 4-bit with 8-bit routers as mlx-lm makes
+them, and as a multimodal folder in the original layout."""
 
 TEXT_CONFIG: dict[str, Any] = {
     "model_type": "qwen3_5_text",
@@ -55,6 +56,14 @@ TEXT_CONFIG: dict[str, Any] = {
         "partial_rotary_factor": 0.5,
     },
 }
+EXPERTS: dict[str, Any] = {
+    "model_type": "qwen3_5_moe_text",
+    "num_experts": 12,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+}
+"""What a mixture's config has besides TEXT_CONFIG."""
 CHAT_TEMPLATE = (
     "{% for m in messages %}"
     "{% if m['role'] not in ['system', 'user', 'assistant'] %}"
@@ -81,10 +90,13 @@ def config_of(kind: str) -> dict[str, Any]:
     if kind == "qwen3":
         kept = {k: v for k, v in text.items() if not k.startswith(("linear_", "full_"))}
         return kept | {"model_type": "qwen3", "tie_word_embeddings": True, "num_hidden_layers": 3}
-    if kind == "vision":
+    if kind.startswith("moe"):
+        text |= EXPERTS
+    if kind.endswith("vision"):
+        mixture = kind.startswith("moe")
         return {
-            "model_type": "qwen3_5",
-            "architectures": ["Qwen3_5ForConditionalGeneration"],
+            "model_type": "qwen3_5_moe" if mixture else "qwen3_5",
+            "architectures": [f"Qwen3_5{'Moe' if mixture else ''}ForConditionalGeneration"],
             "text_config": text,
             "vision_config": {"hidden_size": 32, "depth": 1},
             "eos_token_id": [3, 5],
@@ -98,14 +110,14 @@ def save_checkpoint(folder: Path, kind: str = "bf16", seed: int = 0) -> Path:
     config = config_of(kind)
     with on_cpu():
         model = _random_model(config, seed)
-        if kind in ("q4", "mixed"):
+        if kind in ("q4", "mixed", "moe-q4"):
             model, config = _quantized(model, config, mixed=kind == "mixed")
         weights = dict(tree_flatten(model.parameters()))
-        if kind == "vision":
+        if kind.endswith("vision"):
             weights = _original_layout(weights)
         mx.save_safetensors(str(folder / "model.safetensors"), weights)
-    if config["model_type"] == "qwen3_5" and "text_config" not in config:
-        config["model_type"] = "qwen3_5_text"
+    if "text_config" not in config and config["model_type"] != "qwen3":
+        config["model_type"] = config["model_type"].removesuffix("_text") + "_text"
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
     return folder
 
@@ -151,16 +163,17 @@ def random_prompt(length: int, seed: int = 0) -> list[int]:
 
 
 def _random_model(config: dict[str, Any], seed: int) -> nn.Module:
-    module = qwen3 if config["model_type"] == "qwen3" else qwen3_5
-    if module is qwen3_5:
-        config = config | {"model_type": "qwen3_5"}
+    family = config["model_type"].removesuffix("_text")
+    module = {"qwen3": qwen3, "qwen3_5": qwen3_5, "qwen3_5_moe": qwen3_5_moe}[family]
+    config = config | {"model_type": family}
     model = module.Model(module.ModelArgs.from_dict(json.loads(json.dumps(config))))
     rng = np.random.default_rng(seed)
     # A tied embedding is also the head: a large one would only ever repeat the last token.
     scale = 0.25 if config.get("tie_word_embeddings") else 1.0
+    flat: Any = tree_flatten(model.parameters())
     drawn = [
         (name, mx.array(_random_weight(rng, name, tuple(old.shape), scale)).astype(mx.bfloat16))
-        for name, old in tree_flatten(model.parameters())
+        for name, old in flat
     ]
     model.load_weights([(n, w.astype(mx.float32) if "A_log" in n else w) for n, w in drawn])
     return model
@@ -178,8 +191,8 @@ def _random_weight(
         draw *= 0.6
     elif "embed" in name:
         draw *= scale
-    elif len(shape) == 2:
-        draw *= (2.0 if "lm_head" in name else 1.2) / np.sqrt(shape[1])
+    elif len(shape) in (2, 3):  # a matrix, or one for each expert
+        draw *= (2.0 if "lm_head" in name else 1.2) / np.sqrt(shape[-1])
     return draw.astype(np.float32)
 
 
@@ -208,6 +221,11 @@ def _original_layout(weights: dict[str, mx.array]) -> dict[str, mx.array]:
             weight = weight - 1
         name = name.replace("language_model.model.", "model.language_model.")
         original[name.replace("language_model.lm_head", "lm_head")] = weight
+    for name in [name for name in original if name.endswith("switch_mlp.gate_proj.weight")]:
+        stem = name.removesuffix("switch_mlp.gate_proj.weight")
+        gate, up = original.pop(name), original.pop(f"{stem}switch_mlp.up_proj.weight")
+        original[f"{stem}experts.gate_up_proj"] = mx.concatenate([gate, up], axis=1)
+        original[f"{stem}experts.down_proj"] = original.pop(f"{stem}switch_mlp.down_proj.weight")
     return original
 
 

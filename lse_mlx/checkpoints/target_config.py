@@ -8,8 +8,16 @@ from lse_mlx.checkpoints.json_object import read_json_object
 from lse_mlx.checkpoints.names import CONFIG, is_dflash2
 from lse_mlx.errors import CheckpointError
 
-SUPPORTED = ("qwen3_5", "qwen3_5_text", "qwen3")
+MIXTURES = ("qwen3_5_moe", "qwen3_5_moe_text")
+SUPPORTED = ("qwen3_5", "qwen3_5_text", "qwen3", *MIXTURES)
+NAMED = "name a qwen3_5, qwen3_5_moe or qwen3 checkpoint"
 DIMENSIONS = ("hidden_size", "vocab_size", "num_hidden_layers")
+EXPERT_DIMENSIONS = (
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -53,29 +61,59 @@ def check_supported(config: dict[str, Any], folder: Path) -> dict[str, Any]:
         )
     kind = config.get("model_type")
     if kind not in SUPPORTED:
-        raise CheckpointError(
-            f"{folder} is a {kind!r} model, which is not supported: "
-            "name a dense qwen3_5 or qwen3 checkpoint."
-        )
+        raise CheckpointError(f"{folder} is a {kind!r} model, which is not supported: {NAMED}.")
     text = config.get("text_config", config)
     if not isinstance(text, dict):
         raise CheckpointError(
             f"The text_config in {folder / 'config.json'} is not an object: "
             "download the checkpoint again."
         )
-    if text.get("num_experts", 0):
+    if kind not in MIXTURES and text.get("num_experts", 0):
         raise CheckpointError(
-            f"{folder} is a mixture of {text['num_experts']} experts, which is not supported: "
-            "name a dense qwen3_5 or qwen3 checkpoint."
+            f"{folder} is a {kind!r} model of {text['num_experts']} experts, "
+            f"which is not supported: {NAMED}."
         )
-    for field in DIMENSIONS:
+    _check_counts(text, DIMENSIONS, folder)
+    if kind in MIXTURES:
+        _check_experts(text, folder)
+    return text
+
+
+def is_mixture(config: dict[str, Any]) -> bool:
+    """Whether a supported config is that of a mixture of experts."""
+    return config.get("model_type") in MIXTURES
+
+
+def _check_counts(text: dict[str, Any], fields: tuple[str, ...], folder: Path) -> None:
+    for field in fields:
         value = text.get(field)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise CheckpointError(
                 f"The {field} in {folder / 'config.json'} is {value!r} instead of a count: "
                 "download the checkpoint again."
             )
-    return text
+
+
+def _check_experts(text: dict[str, Any], folder: Path) -> None:
+    """What a mixture says of its experts: counts that fit, and how scores are scaled."""
+    _check_counts(text, EXPERT_DIMENSIONS, folder)
+    experts, chosen = text["num_experts"], text["num_experts_per_tok"]
+    if chosen > experts:
+        raise CheckpointError(
+            f"The num_experts_per_tok in {folder / 'config.json'} is {chosen}, more than the "
+            f"{experts} experts there are: download the checkpoint again."
+        )
+    normed = text.get("norm_topk_prob", True)
+    if not isinstance(normed, bool):
+        raise CheckpointError(
+            f"The norm_topk_prob in {folder / 'config.json'} is {normed!r} instead of true or "
+            "false: download the checkpoint again."
+        )
+
+
+def read_vocab_size(folder: Path) -> int:
+    """How many tokens the target in `folder` knows. Raises CheckpointError as `check_supported`."""
+    return check_supported(read_config(folder), folder)["vocab_size"]
 
 
 def context_limit(text: dict[str, Any], asked: int | None, folder: Path) -> int:

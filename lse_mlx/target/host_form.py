@@ -1,11 +1,14 @@
 """The CPU form of an mlx-lm model: fp32 throughout, its layers in NumPy where that is faster."""
 
+from typing import Any
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_map
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU
 
-from lse_mlx.kernels.host_arithmetic import host_silu
+from lse_mlx.kernels.host_arithmetic import Rows, host_silu
 from lse_mlx.kernels.host_linear import HostLinear, host_tiles, row_count
 from lse_mlx.kernels.registry import Registry
 
@@ -21,10 +24,28 @@ class HostGatedMLP(nn.Module):
         self._gate, self._up, self._down = gate, up, down
 
     def __call__(self, x: mx.array) -> mx.array:
-        rows = host_tiles(x)
+        return mx.array(self.product(host_tiles(x))[: row_count(x)]).reshape(x.shape)
+
+    def product(self, rows: Rows) -> Rows:
+        """The same of whole tiles in NumPy, see `HostLinear.product`."""
         hidden = host_silu(self._gate.product(rows)) * self._up.product(rows)
-        y = self._down.product(hidden)[: row_count(x)]
-        return mx.array(y).reshape(x.shape)
+        return self._down.product(hidden)
+
+
+class HostExperts(nn.Module):
+    """The routed experts of a layer, a gated MLP each, by id."""
+
+    def __init__(self, switch: SwitchGLU):
+        super().__init__()
+        stacks = [
+            [HostLinear(matrix) for matrix in np.asarray(_dense(layer))]
+            for layer in (switch.gate_proj, switch.up_proj, switch.down_proj)
+        ]
+        self._experts = [HostGatedMLP(*parts) for parts in zip(*stacks, strict=True)]
+
+    @property
+    def experts(self) -> list[HostGatedMLP]:
+        return self._experts
 
 
 class HostEmbedding(nn.Module):
@@ -43,8 +64,8 @@ class HostEmbedding(nn.Module):
 
 
 def _dense(module: nn.Module) -> mx.array:
-    """The weight of a linear layer or embedding as fp32, dequantized in fp32 if it is quantized."""
-    if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding):
+    """The weight of a linear layer, embedding or stack of experts, dequantized in fp32."""
+    if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding | QuantizedSwitchLinear):
         affine = module.mode == "affine"  # the scales of the other modes are codes themselves
         return mx.dequantize(
             module.weight,
@@ -69,6 +90,10 @@ def _host_form(module: nn.Module, registry: Registry | None) -> nn.Module:
     return module
 
 
+def _gated(mlp: Any) -> HostGatedMLP:
+    return HostGatedMLP(mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+
+
 def move_to_host(model: nn.Module, registry: Registry | None = None) -> None:
     """Give `model` its CPU form in place: fp32 throughout, linear layers and embeddings in NumPy.
 
@@ -84,6 +109,10 @@ def move_to_host(model: nn.Module, registry: Registry | None = None) -> None:
         )
     )
     for layer in model.layers:
-        layer.mlp = HostGatedMLP(layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj)
+        if "switch_mlp" in layer.mlp:
+            layer.mlp.switch_mlp = HostExperts(layer.mlp.switch_mlp)
+            layer.mlp.shared_expert = _gated(layer.mlp.shared_expert)
+        else:
+            layer.mlp = _gated(layer.mlp)
     model.set_dtype(mx.float32)
     mx.eval(model.parameters())

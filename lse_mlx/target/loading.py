@@ -1,21 +1,29 @@
 """Loading a target checkpoint through mlx-lm, or saying in one sentence why it cannot be."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.qwen3_next import Qwen3NextSparseMoeBlock as SparseMoeBlock
 from mlx_lm.utils import load_model
 
 from lse_mlx.checkpoints.plain_name import plain_name
-from lse_mlx.checkpoints.target_config import check_supported, context_limit, read_config
-from lse_mlx.errors import CheckpointError, reason
+from lse_mlx.checkpoints.target_config import (
+    check_supported,
+    context_limit,
+    is_mixture,
+    read_config,
+)
+from lse_mlx.errors import CheckpointError, RequestError, reason
 from lse_mlx.kernels.registry import Registry
 from lse_mlx.target.attention_layer import AttentionLayer
 from lse_mlx.target.delta_layer import DeltaLayer, DeltaMixer
 from lse_mlx.target.device_form import move_to_device
+from lse_mlx.target.expert_layer import ExpertLayer, ExpertMixer, ExpertSizes
 from lse_mlx.target.host_delta_layer import HostDeltaLayer
+from lse_mlx.target.host_expert_layer import HostExpertLayer
 from lse_mlx.target.host_form import move_to_host
 from lse_mlx.target.model import Target
 
@@ -37,27 +45,35 @@ def load_target(
     on_host: bool | None = None,
     registry: Registry | None = None,
 ) -> Target:
-    """Load the mlx-lm checkpoint in `folder`: `qwen3_5` (its text part, dense) or `qwen3`.
+    """Load the mlx-lm checkpoint in `folder`: the text part of `qwen3_5`, dense or as the mixture of
+    experts `qwen3_5_moe`, or `qwen3`.
 
     context_length: the most tokens a sequence may hold; the checkpoint's own limit if None.
     on_host: dequantize the weights to fp32 once and compute with NumPy; otherwise keep them as they
     are and compute with MLX. None chooses the first where no device kernels run.
     registry: the door to device kernels; that of MLX's default device if None.
-    Raises CheckpointError for a missing, broken or unsupported checkpoint.
+    Raises CheckpointError for a missing, broken or unsupported checkpoint, and RequestError for a
+    mixture of experts where choices are exact and the weights stay as they are.
     """
     config = read_config(folder)
     text = check_supported(config, folder)
     limit = context_limit(text, context_length, folder)
-    model = load_modules(folder)
     registry = registry or Registry.for_device()
     if on_host is None:
         on_host = not registry.on_device
+    if is_mixture(config) and registry.choices.exact and not on_host:
+        raise RequestError(
+            f"Exact decoding was asked for, but {folder} is a mixture of experts, whose products on "
+            "a device depend on how many rows are in a pass: leave exact out, or compute on the CPU."
+        )
+    model = load_modules(folder)
     with _named_errors(folder, "cannot be run"):
+        inner: Any = model.language_model if "language_model" in model else model
+        sizes = _expert_sizes(inner.model.layers)
         if on_host:
             move_to_host(model, registry)
         else:
             move_to_device(model, registry)
-        inner: Any = model.language_model if "language_model" in model else model
         target = Target(
             trunk=inner.model,
             lm_head=inner.lm_head if "lm_head" in inner else None,
@@ -66,6 +82,10 @@ def load_target(
             hidden_size=text["hidden_size"],
             vocab_size=text["vocab_size"],
             context_length=limit,
+            experts={
+                index: _experts(inner.model.layers[index].mlp, stored, on_host)
+                for index, stored in sizes.items()
+            },
         )
         # One token through all of it: what cannot be computed should fail here.
         mx.eval(target.advance([0], target.new_state(), ()).logits)
@@ -82,8 +102,8 @@ def load_modules(folder: Path) -> Any:
         raise CheckpointError(
             f"{folder} has no model*.safetensors: download the weights of this checkpoint."
         )
-    # mlx-lm knows `qwen3_5` alone: the text part's own name is the same class.
-    family = "qwen3_5" if name == "qwen3_5_text" else name
+    # mlx-lm knows `qwen3_5` and `qwen3_5_moe`: the text part's own name is the same class.
+    family = name.removesuffix("_text")
     with _named_errors(folder, f"do not load as {name}"), plain_name(folder) as path:
         model, _ = load_model(path, model_config={"model_type": family})
     return model.eval()
@@ -107,3 +127,16 @@ def _mixer(layer: Any, on_host: bool, registry: Registry) -> DeltaMixer | Attent
     if on_host:
         return HostDeltaLayer.of(layer.linear_attn, registry)
     return DeltaLayer.of(layer.linear_attn, layer.input_layernorm.weight.dtype, registry)
+
+
+def _expert_sizes(layers: Sequence[Any]) -> dict[int, ExpertSizes]:
+    """The sizes of each layer of experts, by its index, as they are stored."""
+    return {
+        index: ExpertSizes.of(layer.mlp)
+        for index, layer in enumerate(layers)
+        if isinstance(layer.mlp, SparseMoeBlock)
+    }
+
+
+def _experts(block: Any, sizes: ExpertSizes, on_host: bool) -> ExpertMixer:
+    return HostExpertLayer.of(block, sizes) if on_host else ExpertLayer(block, sizes)

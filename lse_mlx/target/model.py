@@ -1,5 +1,6 @@
 """The target: the model that decides every token, run layer by layer with taps."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ from mlx_lm.models.cache import KVCache
 from lse_mlx.kernels.registry import Registry
 from lse_mlx.target.attention_layer import AttentionLayer
 from lse_mlx.target.delta_layer import DeltaMixer
+from lse_mlx.target.expert_layer import ExpertMixer, ExpertSizes
 from lse_mlx.target.state import DeltaState, TargetState
 
 
@@ -20,10 +22,13 @@ class Pass:
     logits:   fp32 [rows, vocab] of a verify pass; fp32 [1, vocab] of the last row otherwise
     features: fp32 [rows, taps * hidden], the outputs of the tapped blocks side by side, before the
               final norm; [rows, 0] where nothing is tapped
+    routes:   by the index of each layer of experts, int32 [rows, top_k]: the experts that each row
+              chose, the highest score first, of equal ones the lowest id; empty for a dense target
     """
 
     logits: mx.array
     features: mx.array
+    routes: Mapping[int, mx.array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ class Target:
              attention
     registry: the door to device kernels, and what counts their calls
     context_length: the most tokens a sequence may hold
+    experts:  by the index of their layer, the mixtures of experts of a target that has any, in the
+              form for the device
     """
 
     trunk: Any = field(repr=False)
@@ -45,6 +52,12 @@ class Target:
     hidden_size: int
     vocab_size: int
     context_length: int
+    experts: Mapping[int, ExpertMixer] = field(default_factory=dict, repr=False)
+
+    @property
+    def expert_sizes(self) -> dict[int, ExpertSizes]:
+        """The sizes of each layer of experts, by its index; empty for a dense target."""
+        return {index: experts.sizes for index, experts in self.experts.items()}
 
     @property
     def layer_count(self) -> int:
@@ -75,23 +88,21 @@ class Target:
 
     def advance(self, tokens: list[int], state: TargetState, taps: tuple[int, ...]) -> Pass:
         """Take `tokens` (at least one) into `state` for good; logits of the last row only."""
-        hidden, features = self._blocks(tokens, state, taps, whole=True)
+        hidden, features, routes = self._blocks(tokens, state, taps, whole=True)
         logits = self.head(self.trunk.norm(hidden[:, -1]))
         state.commit(len(tokens))
-        _start(logits, features, state)
-        return Pass(logits, features)
+        return _started(Pass(logits, features, routes), state)
 
     def verify(self, tokens: list[int], state: TargetState, taps: tuple[int, ...]) -> Pass:
         """Run `tokens` (at least one) as an open pass, which `state.commit(n)` must close."""
-        hidden, features = self._blocks(tokens, state, taps, whole=len(tokens) == 1)
+        hidden, features, routes = self._blocks(tokens, state, taps, whole=len(tokens) == 1)
         logits = self.head(self.trunk.norm(hidden[0]))
-        _start(logits, features, state)
-        return Pass(logits, features)
+        return _started(Pass(logits, features, routes), state)
 
     def _blocks(
         self, tokens: list[int], state: TargetState, taps: tuple[int, ...], whole: bool
-    ) -> tuple[mx.array, mx.array]:
-        """Every block over the rows; returns [1, rows, hidden] and the features."""
+    ) -> tuple[mx.array, mx.array, dict[int, mx.array]]:
+        """Every block over the rows; returns [1, rows, hidden], the features and the routes."""
         if not all(0 <= tap < self.layer_count for tap in taps):
             raise ValueError(f"taps {taps} are not blocks of a target of {self.layer_count}")
         if state.open_rows:
@@ -99,6 +110,7 @@ class Target:
         state.open_rows, state.whole = len(tokens), whole
         x = self.trunk.embed_tokens(mx.array([tokens], mx.int32))
         tapped: dict[int, mx.array] = {}
+        routes: dict[int, mx.array] = {}
         stack = zip(self.trunk.layers, self.mixers, state.layers, strict=True)
         for index, (layer, mixer, held) in enumerate(stack):
             normed = layer.input_layernorm(x)
@@ -108,15 +120,21 @@ class Target:
             else:
                 assert isinstance(held, DeltaState)
                 x = x + mixer(normed, held, whole)
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
+            normed = layer.post_attention_layernorm(x)
+            if (experts := self.experts.get(index)) is not None:
+                mixed, routes[index] = experts(normed)
+            else:
+                mixed = layer.mlp(normed)
+            x = x + mixed
             if index in taps:
                 tapped[index] = x[0].astype(mx.float32)
         if not taps:
-            return x, mx.zeros((len(tokens), 0))
-        return x, mx.concatenate([tapped[tap] for tap in taps], axis=-1)
+            return x, mx.zeros((len(tokens), 0)), routes
+        return x, mx.concatenate([tapped[tap] for tap in taps], axis=-1), routes
 
 
-def _start(logits: mx.array, features: mx.array, state: TargetState) -> None:
+def _started(answer: Pass, state: TargetState) -> Pass:
     """Let the device begin; a state that nobody evaluates would grow a graph without end."""
     held = [array for array in state.arrays() if isinstance(array, mx.array)]
-    mx.async_eval(logits, features, *held)
+    mx.async_eval(answer.logits, answer.features, *answer.routes.values(), *held)
+    return answer

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lse_mlx.engine import load
+from lse_mlx.loading import load
 from lse_mlx.errors import KernelError, RequestError
 from lse_mlx.kernels.choices import STOCK, Choices, any_rows
 from lse_mlx.kernels.options import REQUIRED, KernelOptions, required_by

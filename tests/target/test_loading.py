@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from lse_mlx.checkpoints.target_config import read_config, read_stop_tokens
-from lse_mlx.errors import CheckpointError
+from lse_mlx.errors import CheckpointError, RequestError
+from lse_mlx.kernels.choices import Choices
+from lse_mlx.kernels.registry import Registry
 from lse_mlx.target.loading import load_target
 from tests.tiny_models import KINDS, VOCAB, config_of, random_prompt, save_checkpoint
 
@@ -62,9 +64,12 @@ def test_every_kind_loads_with_its_dimensions(checkpoints: dict[str, Path], kind
     assert (target.lm_head is None) == text["tie_word_embeddings"]
 
 
-def test_a_vision_folder_gives_the_logits_of_its_text_part(checkpoints: dict[str, Path]) -> None:
+@pytest.mark.parametrize("kinds", [("vision", "bf16"), ("moe-vision", "moe")])
+def test_a_vision_folder_gives_the_logits_of_its_text_part(
+    checkpoints: dict[str, Path], kinds: tuple[str, str]
+) -> None:
     logits = []
-    for kind in ("vision", "bf16"):  # the same weights but for the rounding of shifted norms
+    for kind in kinds:  # the same weights but for the rounding of shifted norms
         target = load_target(checkpoints[kind])
         logits.append(np.array(target.advance(random_prompt(8), target.new_state(), ()).logits))
     np.testing.assert_allclose(*logits, atol=0.2)
@@ -96,18 +101,69 @@ def test_a_config_that_is_no_text_is_named(folder: Path) -> None:
     refusal(folder, "config.json")
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3_5_moe", "qwen3_next", None, 7])
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe", "qwen3_next", None, 7])
 def test_another_model_type_is_named(folder: Path, kind: object) -> None:
     refusal(rewrite(folder, lambda c: c.update(model_type=kind)), repr(kind), "qwen3_5")
 
 
-def test_a_mixture_of_experts_is_refused(folder: Path) -> None:
-    refusal(rewrite(folder, lambda c: c.update(num_experts=8)), "8 experts")
+def test_experts_in_a_dense_model_are_refused(folder: Path) -> None:
+    refusal(rewrite(folder, lambda c: c.update(num_experts=8)), "8 experts", "qwen3_5_moe")
 
 
-def test_a_mixture_of_experts_inside_text_config_is_refused(tmp_path: Path) -> None:
+def test_experts_inside_a_dense_text_config_are_refused(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path / "checkpoint", "vision")
     refusal(rewrite(folder, lambda c: c["text_config"].update(num_experts=4)), "4 experts")
+
+
+@pytest.mark.parametrize("kind", ["moe", "moe-vision"])
+@pytest.mark.parametrize("value", [None, 0, -1, 2.0, "8", True])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "num_experts",
+        "num_experts_per_tok",
+        "moe_intermediate_size",
+        "shared_expert_intermediate_size",
+    ],
+)
+def test_a_count_of_experts_that_is_none_is_refused(
+    tmp_path: Path, kind: str, name: str, value: object
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config_of(kind)), "utf-8")
+
+    def change(config: dict[str, Any]) -> None:
+        config.get("text_config", config)[name] = value
+
+    refusal(rewrite(tmp_path, change), name, repr(value))
+
+
+def test_more_chosen_experts_than_there_are_are_refused(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path / "checkpoint", "moe")
+    refusal(
+        rewrite(folder, lambda c: c.update(num_experts_per_tok=13)), "num_experts_per_tok", "13"
+    )
+
+
+@pytest.mark.parametrize("value", [None, 1, "true"])
+def test_a_scaling_of_scores_that_is_neither_is_refused(tmp_path: Path, value: object) -> None:
+    folder = save_checkpoint(tmp_path / "checkpoint", "moe")
+    refusal(rewrite(folder, lambda c: c.update(norm_topk_prob=value)), "norm_topk_prob")
+
+
+@pytest.mark.parametrize("change", [{"num_experts": 11}, {"moe_intermediate_size": 32}], ids=str)
+def test_experts_of_other_weights_are_refused(tmp_path: Path, change: dict[str, int]) -> None:
+    folder = save_checkpoint(tmp_path / "checkpoint", "moe")
+    refusal(rewrite(folder, lambda c: c.update(change)), str(folder))
+
+
+def test_exact_decoding_of_experts_on_a_device_is_refused(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path / "checkpoint", "moe")
+    registry = Registry("reference", None, Choices("own", exact=True))
+    with pytest.raises(RequestError) as refused:
+        load_target(folder, on_host=False, registry=registry)
+    assert "mixture of experts" in str(refused.value)
+    assert str(refused.value).endswith(".") and ". " not in str(refused.value)
+    assert load_target(folder, on_host=True, registry=registry).expert_sizes
 
 
 @pytest.mark.parametrize("field", ["hidden_size", "vocab_size", "num_hidden_layers"])

@@ -119,7 +119,7 @@ def copied(state: TargetState) -> TargetState:
     return TargetState(layers, state.position)
 
 
-@pytest.mark.parametrize("kind", ["q4", "qwen3"])
+@pytest.mark.parametrize("kind", ["q4", "qwen3", "moe", "moe-q4"])
 def test_other_kinds_of_targets_commit_alike(targets: dict[str, Target], kind: str) -> None:
     target, tokens = targets[kind], random_prompt(40)
     steps = walk(target, tokens)

@@ -179,7 +179,7 @@ class TargetConversion:
     def _write_model(self, folder: Path) -> None:
         try:
             config = read_config(self.source)
-            # mlx-lm knows `qwen3_5` alone: the text part's own name is the same class.
+            # mlx-lm knows `qwen3_5` or `qwen3_5_moe`: the text part's own name is the same class.
             family = {"model_type": config["model_type"].removesuffix("_text")}
             with plain_name(self.source) as source:
                 model, read = load_model(source, lazy=True, model_config=family)
@@ -225,7 +225,8 @@ class TargetConversion:
 def _conversion(folder: Path, progress: Progress, bits: int) -> TargetConversion:
     if not is_unquantized_target(folder):
         raise CheckpointError(
-            f"{folder} is no unquantized target: name the folder of a bf16 qwen3_5 or qwen3 one."
+            f"{folder} is no unquantized target: name the folder of a bf16 qwen3_5, qwen3_5_moe or "
+            "qwen3 one."
         )
     source = folder.resolve()
     return TargetConversion(source, find_origin(source), bits, progress)
@@ -269,7 +270,8 @@ def _output_bytes(header: SafetensorsHeader, bits: int) -> int:
     """Bytes of the conversion of one file: no less than it will have."""
     total = 0
     for tensor in header.tensors.values():
-        matrix = len(tensor.shape) == 2 and tensor.shape[1] % GROUP_SIZE == 0
+        # The experts of a layer are one stack of matrices.
+        matrix = len(tensor.shape) in (2, 3) and tensor.shape[-1] % GROUP_SIZE == 0
         values = prod(tensor.shape)
         total += values * bits // 8 + values // GROUP_SIZE * 2 * 4 if matrix else tensor.size
     return total

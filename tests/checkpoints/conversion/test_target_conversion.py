@@ -48,9 +48,9 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_what_is_an_unquantized_target(tmp_path):
-    for kind in ("bf16", "tied", "vision", "qwen3"):
+    for kind in ("bf16", "tied", "vision", "qwen3", "moe", "moe-vision"):
         assert is_unquantized_target(save_checkpoint(tmp_path / kind, kind))
-    for kind in ("q4", "mixed"):
+    for kind in ("q4", "mixed", "moe-q4"):
         assert not is_unquantized_target(save_checkpoint(tmp_path / kind, kind))
     assert not is_unquantized_target(write_source(tmp_path / "drafter"))
     assert not is_unquantized_target(demo_pair.TARGET)
@@ -65,7 +65,7 @@ def test_what_is_an_unquantized_target(tmp_path):
     assert not is_unquantized_target(tmp_path / "modelopt")
 
 
-@pytest.mark.parametrize("kind", ["bf16", "tied", "vision", "qwen3"])
+@pytest.mark.parametrize("kind", ["bf16", "tied", "vision", "qwen3", "moe", "moe-vision"])
 @pytest.mark.parametrize("dtype", [None, "float16"])
 def test_it_is_what_mlx_lm_makes_of_it(tmp_path, settings, capfd, kind, dtype):
     source = target(tmp_path / "source", kind, **({"torch_dtype": dtype} if dtype else {}))
@@ -89,7 +89,13 @@ def test_it_is_what_mlx_lm_makes_of_it(tmp_path, settings, capfd, kind, dtype):
         assert bool(mx.array_equal(array, stock[name], equal_nan=True)), name
 
     said_of_it = json.loads((place / "config.json").read_text("utf-8"))
-    assert said_of_it["quantization"] == {"group_size": 64, "bits": 4, "mode": "affine"}
+    routers = {
+        f"language_model.model.layers.{layer}.mlp.{router}": {"group_size": 64, "bits": 8}
+        for layer in range(5 if kind.startswith("moe") else 0)
+        for router in ("gate", "shared_expert_gate")
+    }
+    settings_of_all = {"group_size": 64, "bits": 4, "mode": "affine"}
+    assert said_of_it["quantization"] == settings_of_all | routers
     # Everything else is as it was, but for the part that was dropped.
     config.pop("vision_config", None)
     kept = {k: v for k, v in said_of_it.items() if not k.startswith("quantization")}

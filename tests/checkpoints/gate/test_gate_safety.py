@@ -12,7 +12,7 @@ import pytest
 
 from lse_mlx import demo_pair
 from lse_mlx.checkpoints.gate.gate import PairRefused, check_pair, inspect_pair
-from lse_mlx.engine import load
+from lse_mlx.loading import load
 from tests.checkpoints.gate.sparse_checkpoints import (
     QWEN,
     bytes_read,
