@@ -9,10 +9,10 @@ import pytest
 from lse_mlx import demo_pair
 from lse_mlx.checkpoints.resolve import Pair
 from lse_mlx.engine import Engine
-from lse_mlx.loading import load_pair
-from lse_mlx.replies import Result
 from lse_mlx.kernels.kernel_text import kernel_folder
 from lse_mlx.kernels.registry import Registry
+from lse_mlx.loading import load_pair
+from lse_mlx.replies import Result
 from tests.kernels.modes import needs_compiler, own_registry
 from tests.metal_host.host import HostOptions, MetalHost
 from tests.tiny_models import on_cpu

@@ -124,7 +124,8 @@ def _target_failures(emitted: int) -> Iterator[None]:
 def _cycles(
     session: Session, request: Request, timings: Timings, text: ReplyText | None
 ) -> Iterator[Step]:
-    target, limits, sampling, rules = session.target, request.limits, request.sampling, request.rules
+    target, limits = session.target, request.limits
+    sampling, rules = request.sampling, request.rules
     streams = Streams.from_seed(request.seed)
     drafting = Drafting(session, request.speculate, request.strict_draft, timings)
 

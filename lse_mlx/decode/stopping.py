@@ -90,9 +90,7 @@ class Limits:
                 return Cut(tokens[: i + 1], i + 1, settled(reason, text))
         return Cut(tokens, len(tokens), None)
 
-    def _reason_after(
-        self, token: int, emitted: int, text: ReplyText | None
-    ) -> StopReason | None:
+    def _reason_after(self, token: int, emitted: int, text: ReplyText | None) -> StopReason | None:
         if text is not None and text.take(token):
             return "stop_string"
         if self.cancels(emitted):

@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_map
-from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU
+from mlx_lm.models.switch_layers import SwitchGLU
 
 from lse_mlx.kernels.host_arithmetic import Rows, host_silu
 from lse_mlx.kernels.host_linear import HostLinear, host_tiles, row_count
@@ -38,7 +38,7 @@ class HostExperts(nn.Module):
     def __init__(self, switch: SwitchGLU):
         super().__init__()
         stacks = [
-            [HostLinear(matrix) for matrix in np.asarray(_dense(layer))]
+            [HostLinear(np.asarray(_dense(layer, e))) for e in range(layer.num_experts)]
             for layer in (switch.gate_proj, switch.up_proj, switch.down_proj)
         ]
         self._experts = [HostGatedMLP(*parts) for parts in zip(*stacks, strict=True)]
@@ -63,20 +63,31 @@ class HostEmbedding(nn.Module):
         return self._head(x)
 
 
-def _dense(module: nn.Module) -> mx.array:
-    """The weight of a linear layer, embedding or stack of experts, dequantized in fp32."""
-    if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding | QuantizedSwitchLinear):
-        affine = module.mode == "affine"  # the scales of the other modes are codes themselves
-        return mx.dequantize(
-            module.weight,
-            module.scales.astype(mx.float32) if affine else module.scales,
-            module.biases.astype(mx.float32) if affine else None,
-            group_size=module.group_size,
-            bits=module.bits,
-            mode=module.mode,
-            dtype=mx.float32,
-        )
-    return module.weight.astype(mx.float32)
+def _dense(module: Any, expert: int | None = None) -> mx.array:
+    """The weight of a linear layer or embedding as fp32, dequantized in fp32 if it is quantized.
+
+    expert: which one's, of a layer that holds a stack of them
+    """
+
+    def part(name: str) -> mx.array | None:
+        held = module.get(name)
+        return held if held is None or expert is None else held[expert]
+
+    weight, scales, biases = part("weight"), part("scales"), part("biases")
+    assert weight is not None
+    if scales is None:
+        return weight.astype(mx.float32)
+    affine = module.mode == "affine"  # the scales of the other modes are codes themselves
+    return mx.dequantize(
+        weight,
+        scales.astype(mx.float32) if affine else scales,
+        biases.astype(mx.float32) if affine and biases is not None else None,
+        group_size=module.group_size,
+        bits=module.bits,
+        mode=module.mode,
+        global_scale=part("global_scale"),
+        dtype=mx.float32,
+    )
 
 
 def _host_form(module: nn.Module, registry: Registry | None) -> nn.Module:

@@ -218,7 +218,9 @@ def test_without_a_row_of_its_own_the_target_adds_no_token(right: int) -> None:
     answers = [10, 11, 12, 13]
     drafts = [t if i < right else t + 50 for i, t in enumerate(answers[:3])]
     short, whole = (
-        judge(Proposal.certain(drafts), certain_rows(answers[:rows]), scripted([0.5] * 4, [0.5] * 4))
+        judge(
+            Proposal.certain(drafts), certain_rows(answers[:rows]), scripted([0.5] * 4, [0.5] * 4)
+        )
         for rows in (3, 4)
     )
     assert short.tokens == whole.tokens[:3] == answers[: min(right + 1, 3)]

@@ -151,7 +151,7 @@ def test_a_failing_drafter_ends_a_strict_reply(
     target: Target, cold: Cold, name: str, use: int, error: Exception
 ) -> None:
     session = failing(target, cold, name, use, error)
-    with pytest.raises(DraftError, match="gone|No scores"):
+    with pytest.raises(DraftError, match=r"gone|No scores"):
         run(session, cold.tokens[:START], max_tokens=COUNT, prefill_rows=3, strict_draft=True)
     assert_usable(session, cold)
 
@@ -161,9 +161,7 @@ def test_a_drafter_that_cannot_follow_does_not_end_a_plain_reply(
     target: Target, cold: Cold, use: int
 ) -> None:
     session = failing(target, cold, "append", use, DraftError("gone"))
-    reply = run(
-        session, cold.tokens[:START], max_tokens=COUNT, speculate=False, strict_draft=True
-    )
+    reply = run(session, cold.tokens[:START], max_tokens=COUNT, speculate=False, strict_draft=True)
     assert reply.tokens == cold.tokens[START:]
     assert session.context is None
 

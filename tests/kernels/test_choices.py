@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from lse_mlx.loading import load
 from lse_mlx.errors import KernelError, RequestError
 from lse_mlx.kernels.choices import STOCK, Choices, any_rows
 from lse_mlx.kernels.options import REQUIRED, KernelOptions, required_by
+from lse_mlx.loading import load
 from tests.tiny_models import on_cpu
 
 SHAPE, OWN = "8x5120x17408 4-bit", ("simd", "matrix")

@@ -198,6 +198,39 @@ def test_experts_in_codes_are_what_their_codes_mean(mode: str, group_size: int, 
     np.testing.assert_allclose(y, stock, atol=2e-5)
 
 
+def test_experts_with_a_scale_of_their_own_keep_it() -> None:
+    """Of nvfp4 with a scale a stack entry; MLX has no such product on a CPU to compare with."""
+    matrices, rows = drawn(), rows_of(6)
+    block = block_of(matrices)
+    # Experts of very different sizes, which one scale for all would not serve.
+    sizes = np.exp2(np.arange(COUNT, dtype=np.float32) - 6)[:, None, None]
+    for part in ("gate", "up", "down"):
+        name = f"{part}_proj"
+        layer = getattr(block.switch_mlp, name)
+        layer.weight = layer.weight * mx.array(sizes)
+        coded = layer.to_quantized(16, 4, "nvfp4", global_scale=True)
+        block.switch_mlp[name] = coded
+        matrices[f"switch_mlp.{name}"] = np.stack(
+            [
+                np.array(
+                    mx.dequantize(
+                        coded.weight[e],
+                        coded.scales[e],
+                        mode="nvfp4",
+                        global_scale=coded.global_scale[e],
+                        dtype=mx.float32,
+                    )
+                )
+                for e in range(COUNT)
+            ]
+        )
+    y, routes = run(form_of(block, True), rows)
+    expected = [defined(matrices, row, True) for row in rows]
+    assert routes.tolist() == [chosen for _, chosen in expected]
+    wanted = np.array([row for row, _ in expected])
+    np.testing.assert_allclose(y, wanted, atol=2e-6 * np.abs(wanted).max())
+
+
 # Whole targets
 
 
