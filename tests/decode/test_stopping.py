@@ -54,7 +54,7 @@ def test_what_is_left_is_the_nearer_limit(
     [
         (3, 0, [5, 6, 7, 8], Cut([5, 6, 7], 3, "cancelled")),
         (3, 2, [5, 6], Cut([5], 1, "cancelled")),
-        (3, 3, [5, 6], Cut([5, 6], 2, None)),
+        (3, 0, [5, 6], Cut([5, 6], 2, None)),
         # After a stop token, which is not emitted, it is not asked; before a limit it is.
         (2, 0, [5, 1], Cut([5], 2, "stop_token")),
         (4, 2, [5, 6], Cut([5, 6], 2, "cancelled")),
