@@ -29,7 +29,7 @@ class Drafting:
     The drafter's context takes in what the target reads, also while a reply does not speculate, so
     that the next one can. A failure of the drafter costs its proposals for the rest of the reply
     and its context, no more: the target goes on alone, and `timings` say what happened. The next
-    reply of the session starts cold, with a new context.
+    reply that speculates starts cold, with a new context, or without the drafter if it failed before.
 
     speculate: whether the reply asks for proposals
     strict:    a failure while it does ends the reply with DraftError instead
@@ -71,7 +71,8 @@ class Drafting:
     def _failed(self, error: Exception) -> None:
         if isinstance(error, KernelError):
             raise error
-        self.session.context = None
+        self.session.drop_context()
+        mx.clear_cache()  # it may be memory that was missing
         self.timings.count_draft_failure(reason(error))
         if not (self.strict and self.speculate):
             return

@@ -72,13 +72,15 @@ class Cycle:
 class Step:
     """Tokens emitted by one pass, possibly none, and why the reply ends if it does.
 
-    logprobs: of each token, where the request asks for them
-    cycle:    the pass; None for the prompt's, and where the reply ended before one
+    logprobs:   of each token, where the request asks for them
+    stop_token: the one that ended the reply; it is not emitted
+    cycle:      the pass; None for the prompt's, and where the reply ended before one
     """
 
     tokens: list[int]
     reason: StopReason | None
     logprobs: list[TokenLogprob] | None = None
+    stop_token: int | None = None
     cycle: Cycle | None = None
 
 
@@ -137,17 +139,17 @@ def _cycles(
     with _target_failures(0):
         first = rows[0].draw(streams.residual())
     cut, turn = limits.cut([first], 0, text), session.turn
-    timings.generated_n = len(cut.emitted)
-    yield Step(cut.emitted, cut.reason, _logprobs(rows, cut, request))
+    emitted = timings.generated_n = len(cut.emitted)
+    yield Step(cut.emitted, cut.reason, _logprobs(rows, cut, request), _stop_token([first], cut))
 
     while cut.reason is None:
         if session.turn != turn:
             raise _Superseded(
-                f"A reply cannot go on after {timings.generated_n} tokens, because another one began "
+                f"A reply cannot go on after {counted(emitted, 'token')}, because another one began "
                 "in its session: finish or drop a reply first, or take a session for each."
             )
         started = perf_counter()
-        anchor, emitted, position = cut.emitted[-1], timings.generated_n, len(session.tokens)
+        anchor, position = cut.emitted[-1], len(session.tokens)
         if limits.cancels(emitted):
             yield Step([], settled("cancelled", text))
             return
@@ -173,8 +175,14 @@ def _cycles(
         drafting.append(answer.features[: cut.rows], position)
 
         timings.count(len(proposal.tokens), verdict, cut, started, drafted, perf_counter())
-        cycle = Cycle(position, anchor, proposal, answer, rows, verdict, cut)
-        yield Step(cut.emitted, cut.reason, _logprobs(rows, cut, request), cycle)
+        emitted += len(cut.emitted)
+        yield Step(
+            cut.emitted,
+            cut.reason,
+            _logprobs(rows, cut, request),
+            _stop_token(verdict.tokens, cut),
+            Cycle(position, anchor, proposal, answer, rows, verdict, cut),
+        )
 
 
 def _prefill(
@@ -185,7 +193,7 @@ def _prefill(
     None where the caller cancelled; the session then holds the pieces taken in so far.
     """
     started = perf_counter()
-    rest = session.resume(request.prompt)
+    rest = session.resume(request.prompt, request.speculate)
     timings.prompt_n, timings.prompt_cached_n = 0, len(session.tokens)
     logits = None
     for at in range(0, len(rest), request.prefill_rows):
@@ -210,6 +218,11 @@ def _logprobs(rows: TargetRows, cut: Cut, request: Request) -> list[TokenLogprob
     if request.top_logprobs is None:
         return None
     return [rows.logprob(i, token, request.top_logprobs) for i, token in enumerate(cut.emitted)]
+
+
+def _stop_token(tokens: list[int], cut: Cut) -> int | None:
+    """The token behind the emitted ones that was looked at, if any."""
+    return tokens[cut.rows - 1] if cut.rows > len(cut.emitted) else None
 
 
 def _last(tokens: list[int], count: int) -> list[int]:

@@ -15,7 +15,8 @@ class Session:
     unfinished notices that it cannot go on.
 
     `context` follows the target, also through plain replies; None without a drafter, and after the
-    drafter failed, until the session starts cold again.
+    drafter failed, until the session starts cold again. A drafter that fails twice is left out of
+    the session for good, so that it does not cost every reply a cold start.
     """
 
     target: Target
@@ -24,6 +25,7 @@ class Session:
     state: TargetState = field(init=False, repr=False)
     context: DraftContext | None = field(init=False, repr=False)
     turn: int = field(default=0, init=False)
+    _draft_failures: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.reset()
@@ -35,19 +37,27 @@ class Session:
         self.state = self.target.new_state()
         self.context = None if self.drafter is None else self.drafter.new_context()
 
-    def resume(self, prompt: list[int]) -> list[int]:
+    def drop_context(self) -> None:
+        """The drafter failed: go on without it, and at the second time for good."""
+        self.context = None
+        self._draft_failures += 1
+        if self._draft_failures > 1:
+            self.drafter = None
+
+    def resume(self, prompt: list[int], speculate: bool) -> list[int]:
         """Begin a reply: the part of `prompt` still to be taken in.
 
-        The session continues when its tokens are a proper prefix of the prompt and its drafter, if
-        there is one, has seen them all; otherwise it starts cold. One token is always left: the
-        reply begins from the logits of the last one.
+        The session continues when its tokens are a proper prefix of the prompt and its drafter has
+        seen them all; after a failure of the drafter, as long as replies do not speculate. Otherwise
+        it starts cold. One token is always left: the reply begins from the logits of the last one.
         """
         self.turn += 1
         held = len(self.tokens)
         fits = held < len(prompt) and prompt[:held] == self.tokens
-        followed = self.drafter is None or (
-            self.context is not None and self.context.position == held
-        )
+        if self.context is None:
+            followed = self.drafter is None or not speculate
+        else:
+            followed = self.context.position == held
         if not (fits and followed):
             self.reset()
         return prompt[len(self.tokens) :]
