@@ -6,6 +6,7 @@ Greedy decoding is the same walk with p and q as point masses.
 """
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Protocol
 
 import numpy as np
@@ -73,8 +74,8 @@ def judge(proposal: Proposal, p_rows: Rows, streams: Streams) -> Verdict:
 def check_proposal(proposal: Proposal, depth: int, vocab_size: int) -> None:
     """Raise DraftError for a proposal that the target cannot judge.
 
-    That is one with more tokens than `depth`, with ids that the target has no embedding for, or with
-    a q that its token cannot have been drawn from.
+    That is one with more tokens than `depth`, with what is no token id or one that the target has no
+    embedding for, or with a q that its token cannot have been drawn from.
     """
     if len(proposal.tokens) > depth:
         raise DraftError(
@@ -82,6 +83,10 @@ def check_proposal(proposal: Proposal, depth: int, vocab_size: int) -> None:
             "a drafter keeps to its depth."
         )
     for token in proposal.tokens:
+        if isinstance(token, bool) or not isinstance(token, Integral):
+            raise DraftError(
+                f"The drafter proposed {token!r}, which is no token id: give integers."
+            )
         if not 0 <= token < vocab_size:
             raise DraftError(
                 f"The drafter proposed token {token}, outside the vocabulary of {vocab_size}: "
@@ -112,6 +117,11 @@ def _at(distribution: Distribution, token: int) -> float:
 
 def _check_drawn(x: int, q: Distribution) -> None:
     """Refuse a q that `x` cannot have been drawn from: acceptance would divide by nonsense."""
+    if q.ids.ndim != 1 or q.ids.shape != q.probs.shape:
+        raise DraftError(
+            f"The drafter gave probabilities of shape {list(q.probs.shape)} for candidates of shape "
+            f"{list(q.ids.shape)}: a distribution has one for each."
+        )
     if len(np.unique(q.ids)) != len(q.ids):
         raise DraftError(
             f"The drafter's candidates {q.ids.tolist()} repeat a token, so q is not a distribution: "

@@ -1,6 +1,11 @@
-"""The drafter's part in one reply: proposals while it works, and none once it failed."""
+"""The drafter's part in one reply: proposals while it works, and none once it failed.
 
-from dataclasses import dataclass, field
+Whatever a drafter raises is a failure of it, counted and told, and never the request's: a drafter can
+be anybody's code. Only a kernel that was required and does not run ends the reply, because going on
+without it is what the caller ruled out.
+"""
+
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 
@@ -8,18 +13,7 @@ from lse_mlx.decode.acceptance import check_proposal
 from lse_mlx.decode.session import Session
 from lse_mlx.decode.timings import Timings
 from lse_mlx.drafters.base import Proposal, Uniform
-from lse_mlx.errors import DraftError, KernelError, reason
-
-_FAILURES = (
-    # What a drafter, MLX and NumPy raise when they cannot compute. A kernel that was required and
-    # does not run is another matter: going on without it is what the caller ruled out.
-    DraftError,
-    RuntimeError,
-    MemoryError,
-    ArithmeticError,
-    ValueError,
-    LookupError,
-)
+from lse_mlx.errors import DraftError, KernelError, counted, reason
 
 
 @dataclass
@@ -46,6 +40,16 @@ class Drafting:
         drafter = self.session.drafter
         return () if drafter is None or self.session.context is None else drafter.taps
 
+    def begin(self) -> None:
+        """Give an empty session its context."""
+        drafter = self.session.drafter
+        if drafter is None or self.session.context is not None or self.session.tokens:
+            return
+        try:
+            self.session.context = drafter.new_context()
+        except Exception as error:
+            self._failed(error)
+
     def propose(self, anchor: int, temperature: float, uniform: Uniform) -> Proposal:
         """A proposal that the target can judge; an empty one where there is no drafter to ask."""
         drafter, context = self.session.drafter, self.session.context
@@ -54,7 +58,9 @@ class Drafting:
         try:
             proposal = context.propose(anchor, temperature, uniform)
             check_proposal(proposal, drafter.depth, self.session.target.vocab_size)
-        except _FAILURES as error:
+            # Plain numbers: the tokens are emitted, and NumPy's are no JSON.
+            proposal = replace(proposal, tokens=[int(token) for token in proposal.tokens])
+        except Exception as error:
             self._failed(error)
             return Proposal([], [])
         return proposal
@@ -65,20 +71,20 @@ class Drafting:
             return
         try:
             self.session.context.append(features, first)
-        except _FAILURES as error:
+        except Exception as error:
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, KernelError):
             raise error
-        self.session.drop_context()
-        mx.clear_cache()  # it may be memory that was missing
         self.timings.count_draft_failure(reason(error))
         if not (self.strict and self.speculate):
+            self.session.drop_context()
+            mx.clear_cache()  # it may be memory that was missing
             return
         if isinstance(error, DraftError):
             raise error
+        told = counted(self.timings.generated_n, "token")
         raise DraftError(
-            f"The drafter failed after {self.timings.generated_n} tokens ({reason(error)}): "
-            "try again, or decode without it."
+            f"The drafter failed after {told} ({reason(error)}): try again, or decode without it."
         ) from error

@@ -21,6 +21,8 @@ from lse_mlx.errors import RequestError, TargetError, counted, reason
 from lse_mlx.target.model import Pass
 
 PREFILL_ROWS = 512
+_FAILURES = (RuntimeError, MemoryError, ValueError, ArithmeticError, LookupError)
+"""What MLX and NumPy raise when a pass cannot be computed."""
 
 
 @dataclass(frozen=True)
@@ -93,21 +95,29 @@ def decode(
     the last one emitted, the anchor, is not read by any pass yet, unless a stop token followed it.
     So the caller may stop asking at any step. A failure inside a step leaves the session empty, and
     raises TargetError where the target failed. Going on after another reply began in the session
-    raises RequestError and leaves that one alone.
+    raises RequestError, and so does a step while one of another reply runs; both leave the other
+    alone.
 
     text: takes in the emitted tokens and finds stop strings; None where nobody reads text
     """
-    try:
-        yield from _cycles(session, request, timings, text)
-    except (GeneratorExit, _Superseded):
-        raise  # between two passes: the session is whole, or another reply's by now
-    except BaseException:
-        session.reset()
-        raise
-
-
-class _Superseded(RequestError):
-    """Another reply began in the session."""
+    cycles, emitted, turn = _cycles(session, request, timings, text), 0, None
+    while True:
+        with session.step():
+            if turn is not None and session.turn != turn:
+                raise RequestError(
+                    f"A reply cannot go on after {counted(emitted, 'token')}, because another one "
+                    "began in its session: finish or drop a reply first, or take a session for each."
+                )
+            try:
+                step = next(cycles, None)
+            except BaseException:
+                session.reset()
+                raise
+            turn = session.turn
+        if step is None:
+            return
+        emitted += len(step.tokens)
+        yield step
 
 
 @contextmanager
@@ -115,7 +125,7 @@ def _target_failures(emitted: int) -> Iterator[None]:
     """Name what MLX raises in a pass of the target after so many tokens."""
     try:
         yield
-    except (RuntimeError, MemoryError) as error:
+    except _FAILURES as error:
         mx.clear_cache()  # it may be memory that was missing
         raise TargetError(
             f"The target failed after {counted(emitted, 'token')} ({reason(error)}): try again, "
@@ -138,16 +148,11 @@ def _cycles(
     rows = TargetRows(logits, sampling, rules, _last(session.tokens, rules.window + 1))
     with _target_failures(0):
         first = rows[0].draw(streams.residual())
-    cut, turn = limits.cut([first], 0, text), session.turn
+    cut = limits.cut([first], 0, text)
     emitted = timings.generated_n = len(cut.emitted)
-    yield Step(cut.emitted, cut.reason, _logprobs(rows, cut, request), _stop_token([first], cut))
+    yield _step(rows, [first], cut, request)
 
     while cut.reason is None:
-        if session.turn != turn:
-            raise _Superseded(
-                f"A reply cannot go on after {counted(emitted, 'token')}, because another one began "
-                "in its session: finish or drop a reply first, or take a session for each."
-            )
         started = perf_counter()
         anchor, position = cut.emitted[-1], len(session.tokens)
         if limits.cancels(emitted):
@@ -176,13 +181,8 @@ def _cycles(
 
         timings.count(len(proposal.tokens), verdict, cut, started, drafted, perf_counter())
         emitted += len(cut.emitted)
-        yield Step(
-            cut.emitted,
-            cut.reason,
-            _logprobs(rows, cut, request),
-            _stop_token(verdict.tokens, cut),
-            Cycle(position, anchor, proposal, answer, rows, verdict, cut),
-        )
+        cycle = Cycle(position, anchor, proposal, answer, rows, verdict, cut)
+        yield _step(rows, verdict.tokens, cut, request, cycle)
 
 
 def _prefill(
@@ -194,6 +194,7 @@ def _prefill(
     """
     started = perf_counter()
     rest = session.resume(request.prompt, request.speculate)
+    drafting.begin()
     timings.prompt_n, timings.prompt_cached_n = 0, len(session.tokens)
     logits = None
     for at in range(0, len(rest), request.prefill_rows):
@@ -214,15 +215,15 @@ def _prefill(
     return logits
 
 
-def _logprobs(rows: TargetRows, cut: Cut, request: Request) -> list[TokenLogprob] | None:
-    if request.top_logprobs is None:
-        return None
-    return [rows.logprob(i, token, request.top_logprobs) for i, token in enumerate(cut.emitted)]
-
-
-def _stop_token(tokens: list[int], cut: Cut) -> int | None:
-    """The token behind the emitted ones that was looked at, if any."""
-    return tokens[cut.rows - 1] if cut.rows > len(cut.emitted) else None
+def _step(
+    rows: TargetRows, tokens: list[int], cut: Cut, request: Request, cycle: Cycle | None = None
+) -> Step:
+    """What a pass that answered `tokens` and was cut gives the caller, who may change the lists."""
+    logprobs = None
+    if (top := request.top_logprobs) is not None:
+        logprobs = [rows.logprob(i, token, top) for i, token in enumerate(cut.emitted)]
+    stop_token = tokens[cut.rows - 1] if cut.rows > len(cut.emitted) else None
+    return Step(list(cut.emitted), cut.reason, logprobs, stop_token, cycle)
 
 
 def _last(tokens: list[int], count: int) -> list[int]:

@@ -14,8 +14,8 @@ from typing import Any, Literal, get_args
 import mlx.core as mx
 from mlx_lm.sample_utils import make_logits_processors
 
-from lse_mlx.decode.values import check_integer, check_number, shown
-from lse_mlx.errors import RequestError
+from lse_mlx.decode.values import check_integer, check_number
+from lse_mlx.errors import RequestError, shown
 
 EndTokens = Literal["allowed", "banned", "required"]
 

@@ -1,8 +1,12 @@
 """One conversation: its committed tokens, its state in the target, its context in the drafter."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import Lock
 
 from lse_mlx.drafters.base import DraftContext, Drafter
+from lse_mlx.errors import RequestError
 from lse_mlx.target.model import Target
 from lse_mlx.target.state import TargetState
 
@@ -14,18 +18,20 @@ class Session:
     `turn` changes with every reply that begins and every reset, so that a reply which was left
     unfinished notices that it cannot go on.
 
-    `context` follows the target, also through plain replies; None without a drafter, and after the
-    drafter failed, until the session starts cold again. A drafter that fails twice is left out of
-    the session for good, so that it does not cost every reply a cold start.
+    `context` follows the target, also through plain replies; None while the session is empty,
+    without a drafter, and after the drafter failed, until the session starts cold again. A drafter
+    that fails twice is left out of the session for good, so that it does not cost every reply a cold
+    start.
     """
 
     target: Target
     drafter: Drafter | None
     tokens: list[int] = field(default_factory=list, repr=False)
     state: TargetState = field(init=False, repr=False)
-    context: DraftContext | None = field(init=False, repr=False)
+    context: DraftContext | None = field(default=None, init=False, repr=False)
     turn: int = field(default=0, init=False)
-    _draft_failures: int = field(default=0, init=False)
+    _draft_failures: int = field(default=0, init=False, repr=False)
+    _stepping: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.reset()
@@ -35,7 +41,19 @@ class Session:
         self.turn += 1
         self.tokens = []
         self.state = self.target.new_state()
-        self.context = None if self.drafter is None else self.drafter.new_context()
+        self.context = None
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Have the session to oneself; RequestError where somebody has it, in whatever thread."""
+        if not self._stepping.acquire(blocking=False):
+            raise RequestError(
+                "The session is at work on another reply: wait for it, or take a session for each."
+            )
+        try:
+            yield
+        finally:
+            self._stepping.release()
 
     def drop_context(self) -> None:
         """The drafter failed: go on without it, and at the second time for good."""
