@@ -20,6 +20,7 @@ from lse_mlx.errors import RequestError, shown
 EndTokens = Literal["allowed", "banned", "required"]
 
 WINDOW = 64
+MAX_WINDOW = 1 << 30
 MAX_REPETITION = 1000.0
 MAX_PENALTY = 100.0
 MAX_BIAS = 1e30
@@ -89,8 +90,9 @@ class Penalties:
             window = getattr(self, f"{name}_window")
             wanted = f"a count of at least 1, or no {name}_penalty"
             check_integer(f"{name}_window", window, 1, wanted)
-            # Plain numbers: a NumPy scalar would decide the type of the arithmetic.
-            object.__setattr__(self, f"{name}_window", int(window))
+            # Plain numbers: a NumPy scalar would decide the type of the arithmetic. No sequence is
+            # longer than `MAX_WINDOW`, and MLX counts no further.
+            object.__setattr__(self, f"{name}_window", min(int(window), MAX_WINDOW))
             object.__setattr__(self, name, float(getattr(self, name)))
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
 

@@ -37,6 +37,8 @@ class Sampling:
         check_integer("top_k", self.top_k, 0, "0 to keep all tokens, or a count")
         check_number("top_p", self.top_p, SMALLEST, 1, "a number above 0 and at most 1")
         check_number("min_p", self.min_p, 0, 1, "a number from 0 to 1")
+        for name in ("temperature", "top_p", "min_p"):  # a fraction is a number too
+            object.__setattr__(self, name, float(getattr(self, name)))
 
     def distribution(self, logits: NDArray[np.float32]) -> Distribution:
         """p for one row of logits (fp32 [vocab]).

@@ -1,12 +1,13 @@
 """Where a reply ends: a stop token, a stop string, the caller's word, or no room for another token."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from lse_mlx.decode.reply_text import ReplyText
 from lse_mlx.decode.values import check_integer
-from lse_mlx.errors import RequestError
+from lse_mlx.errors import RequestError, shown
 
 FinishReason = Literal["stop", "length", "cancelled"]
 StopReason = Literal["stop_token", "stop_string", "max_tokens", "context_full", "cancelled"]
@@ -56,10 +57,11 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
-            check_integer("max_tokens", self.max_tokens, 1, "a count of at least 1, or None")
-        if self.cancelled is not None and not callable(self.cancelled):
+            check_integer("max_tokens", self.max_tokens, 1, "a count of at least 1")
+        if self.cancelled is not None and not _can_be_asked(self.cancelled):
             raise RequestError(
-                f"cancelled is {self.cancelled!r}: give a function of the number of tokens so far."
+                f"cancelled is {shown(self.cancelled)}: give a function of the number of tokens so "
+                "far, as `lambda emitted: event.is_set()`."
             )
 
     @property
@@ -99,6 +101,19 @@ class Limits:
             return None
         asked = self.max_tokens is not None and self.max_tokens <= self.room
         return "max_tokens" if asked else "context_full"
+
+
+def _can_be_asked(cancelled: Any) -> bool:
+    """Whether it can be called with one number, as far as it tells."""
+    if not callable(cancelled):
+        return False
+    try:
+        inspect.signature(cancelled).bind(0)
+    except TypeError:
+        return False
+    except ValueError:
+        pass  # a function of an extension need not say what it takes
+    return True
 
 
 def settled(reason: StopReason, text: ReplyText | None) -> StopReason:

@@ -372,3 +372,13 @@ def test_a_required_stop_token_must_be_in_the_vocabulary() -> None:
     rules.check_vocab(51)
     with pytest.raises(RequestError, match="no stop token to end by"):
         rules.check_vocab(50)
+
+
+@pytest.mark.parametrize("name", ["repetition", "presence", "frequency"])
+def test_a_window_longer_than_any_text_is_all_of_it(name: str) -> None:
+    row, history = mx.array([[1.0, -2.0, 0.5, 3.0]]), [0, 1, 1, 3]
+    value = 1.5
+    whole = Penalties(**{name: value, f"{name}_window": len(history)})
+    for window in (2**31, 2**32, 2**64, 10**30):
+        longer = Penalties(**{name: value, f"{name}_window": window})
+        assert longer.apply(row, history).tolist() == whole.apply(row, history).tolist()

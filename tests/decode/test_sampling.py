@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import mlx.core as mx
@@ -339,3 +340,12 @@ def test_rows_need_the_tokens_that_they_read() -> None:
     assert row_of(rows, 1) == [-1.0, 0.0, 0.0, 0.0]
     with pytest.raises(ValueError, match="2 tokens are not the history of 3 rows"):
         rows[0]
+
+
+def test_a_fraction_is_a_number() -> None:
+    row = np.array([0.5, 1.0, -1.0], np.float32)
+    parts = {"top_p": Fraction(9, 10), "min_p": Fraction(1, 100)}
+    exact = Sampling(Fraction(1, 2), **parts).distribution(row)
+    plain = Sampling(0.5, top_p=0.9, min_p=0.01).distribution(row)
+    assert exact.ids.tolist() == plain.ids.tolist()
+    assert exact.probs.tolist() == plain.probs.tolist()

@@ -1,5 +1,6 @@
 """Where a pass's tokens are cut, by table."""
 
+from threading import Event
 from typing import Any, get_args
 
 import pytest
@@ -69,10 +70,17 @@ def test_the_caller_is_asked_after_each_token(
     assert not limits.cancels(ends_at + 1)
 
 
-@pytest.mark.parametrize("cancelled", [True, 3, "now"])
+@pytest.mark.parametrize(
+    "cancelled", [True, 3, "now", Event().is_set, lambda: True, lambda emitted, why: True]
+)
 def test_what_cannot_be_asked_is_refused(cancelled: Any) -> None:
-    with pytest.raises(RequestError, match=f"cancelled is {cancelled!r}: give a function"):
+    with pytest.raises(RequestError, match=r"cancelled is .*: give a function of the number"):
         Limits(STOPS, None, 9, cancelled)
+
+
+@pytest.mark.parametrize("cancelled", [bool, {3}.__contains__, lambda *emitted: True, print])
+def test_whatever_takes_a_number_can_be_asked(cancelled: Any) -> None:
+    Limits(STOPS, None, 9, cancelled)
 
 
 def test_every_reason_has_its_word_for_the_api() -> None:
