@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from secrets import token_hex
 from threading import Lock
 
 from lse_mlx.drafters.base import DraftContext, Drafter
@@ -15,8 +16,9 @@ from lse_mlx.target.state import TargetState
 class Session:
     """Owned by one caller at a time. `tokens` are exactly those committed in `state`.
 
-    `turn` changes with every reply that begins and every reset, so that a reply which was left
-    unfinished notices that it cannot go on.
+    `turn` counts replies that began, from 1, and resets, so that a reply which was left unfinished
+    notices that it cannot go on. `owner` is a random name of the session's own, which tells records
+    of its replies from those of others.
 
     `context` follows the target, also through plain replies; None while the session is empty,
     without a drafter, and after the drafter failed, until the session starts cold again. A drafter
@@ -30,15 +32,19 @@ class Session:
     state: TargetState = field(init=False, repr=False)
     context: DraftContext | None = field(default=None, init=False, repr=False)
     turn: int = field(default=0, init=False)
+    owner: str = field(default_factory=lambda: token_hex(16), init=False, repr=False)
     _draft_failures: int = field(default=0, init=False, repr=False)
     _stepping: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.reset()
+        self._clear()
 
     def reset(self) -> None:
         """Forget everything: what follows is a cold start."""
         self.turn += 1
+        self._clear()
+
+    def _clear(self) -> None:
         self.tokens = []
         self.state = self.target.new_state()
         self.context = None
@@ -76,6 +82,6 @@ class Session:
             followed = self.drafter is None or not speculate
         else:
             followed = self.context.position == held
-        if not (fits and followed):
-            self.reset()
+        if held and not (fits and followed):
+            self._clear()
         return prompt[len(self.tokens) :]

@@ -1,6 +1,7 @@
-"""Checks of the numbers in a request: of the right kind, or a sentence that says what to give."""
+"""Checks of what a request asks: right as it is, or a sentence that says what to give."""
 
 import numbers
+from collections.abc import Sequence
 from typing import Any
 
 from lse_mlx.errors import RequestError, shown
@@ -21,3 +22,17 @@ def check_number(name: str, value: Any, low: float, high: float, wanted: str) ->
     number: Any = float(value) if real and not isinstance(value, numbers.Rational) else value
     if not real or not low <= number <= high:
         raise RequestError(f"{name} is {shown(value)}: give {wanted}.")
+
+
+def room_after(prompt: Sequence[int], context_length: int) -> int:
+    """How many tokens a context of `context_length` holds after `prompt` (token ids).
+
+    Raises RequestError where it holds none.
+    """
+    room = context_length - len(prompt)
+    if room < 1:
+        raise RequestError(
+            f"The prompt has {len(prompt)} tokens and the context holds {context_length} with the "
+            "reply: shorten the prompt."
+        )
+    return room
