@@ -143,7 +143,7 @@ def _cycles(
 
     logits = _prefill(session, request, drafting, timings)
     if logits is None:
-        yield Step([], settled("cancelled", text))
+        yield _cancelled(request, text)
         return
     rows = TargetRows(logits, sampling, rules, _last(session.tokens, rules.window + 1))
     with _target_failures(0):
@@ -156,7 +156,7 @@ def _cycles(
         started = perf_counter()
         anchor, position = cut.emitted[-1], len(session.tokens)
         if limits.cancels(emitted):
-            yield Step([], settled("cancelled", text))
+            yield _cancelled(request, text)
             return
         # Near the limit fewer tokens are judged and fewer rows verified, but the drafter's block
         # stays whole, and no token depends on where the limit is.
@@ -164,7 +164,7 @@ def _cycles(
         proposal = proposal.first(limits.left(emitted))
         drafted = perf_counter()
         if limits.cancels(emitted):
-            yield Step([], settled("cancelled", text))
+            yield _cancelled(request, text)
             return
 
         read = [anchor, *proposal.tokens][: limits.left(emitted)]
@@ -224,6 +224,11 @@ def _step(
         logprobs = [rows.logprob(i, token, top) for i, token in enumerate(cut.emitted)]
     stop_token = tokens[cut.rows - 1] if cut.rows > len(cut.emitted) else None
     return Step(list(cut.emitted), cut.reason, logprobs, stop_token, cycle)
+
+
+def _cancelled(request: Request, text: ReplyText | None) -> Step:
+    """The caller ended the reply between two passes."""
+    return Step([], settled("cancelled", text), None if request.top_logprobs is None else [])
 
 
 def _last(tokens: list[int], count: int) -> list[int]:

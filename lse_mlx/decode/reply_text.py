@@ -40,8 +40,6 @@ class ReplyText:
         self._min_tokens = min_tokens
         self._thinking = thinking
         self._inside = thinking is not None and thinking.inside
-        self._tokens: list[int] = []  # the last few, where a marker may be among them
-        self._unsearched: list[str] = []  # what settled with tokens that may begin a marker
         self._taken = 0
         self._held = ""  # searched, and not final yet
         self._final: list[str] = []
@@ -68,9 +66,7 @@ class ReplyText:
         if self._late is not None:
             raise ValueError("this reply has ended: no token can follow")
         self._taken += 1
-        new = self._stream.add(token)
-        thinking = self._thinking
-        found = self._search(new) if thinking is None else self._place(token, new, thinking)
+        found = self._place(token, self._stream.add(token))
         if found:
             self._late = False
         return found
@@ -88,33 +84,26 @@ class ReplyText:
             self._held = ""
         return self._late
 
-    def _place(self, token: int, new: str, thinking: Thinking) -> bool:
+    def _place(self, token: int, new: str) -> bool:
         """Search `new`, which settled with `token`, as far as it is outside of a thinking part."""
-        opens, closes = thinking.opens, thinking.closes
-        self._tokens = [*self._tokens, token][-max(len(opens), len(closes)) :]
+        thinking = self._thinking
+        if thinking is None:
+            return self._search(new)
         if self._inside:
-            if _overlap(self._tokens, closes) == len(closes):
-                self._inside, self._tokens = False, []
+            self._inside = token != thinking.closes
             self._pass_by(new)
             return False
-        begun = _overlap(self._tokens, opens)
-        self._unsearched.append(new)
-        sure = len(self._unsearched) - begun
-        ready, self._unsearched = self._unsearched[:sure], self._unsearched[sure:]
-        found = self._search("".join(ready))
-        if begun < len(opens) or found:
-            return found
-        marker = "".join(self._unsearched)
-        self._inside, self._tokens, self._unsearched = True, [], []
+        if token != thinking.opens:
+            return self._search(new)
+        self._inside = True
         # Text that was held back before the marker may have settled with it.
-        outside = marker.removesuffix(thinking.opening)
+        outside = new.removesuffix(thinking.opening)
         if self._search(outside):
             return True
-        self._pass_by(marker[len(outside) :])
+        self._pass_by(new[len(outside) :])
         return False
 
     def _search_rest(self, rest: str) -> bool:
-        rest = "".join(self._unsearched) + rest
         if self._inside:
             self._pass_by(rest)
             return False
@@ -147,12 +136,6 @@ class ReplyText:
         cut -= _left_open(text[:cut])
         self._final.append(text[:cut])
         self._held = text[cut:]
-
-
-def _overlap(tokens: list[int], marker: tuple[int, ...]) -> int:
-    """How many tokens at the end are the begin of `marker`, or all of it."""
-    sizes = range(min(len(marker), len(tokens)), 0, -1)
-    return next((n for n in sizes if tuple(tokens[-n:]) == marker[:n]), 0)
 
 
 def _left_open(text: str) -> int:
