@@ -13,7 +13,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tokenizer_utils import load as load_wrapper
 from transformers import PretrainedConfig
 
-from lse_mlx.errors import CheckpointError, RequestError, reason
+from lse_mlx.errors import CheckpointError, RequestError, reason, shown
 from lse_mlx.target.text_stream import Plan, TextStream, read_plan
 
 Message = dict[str, Any]
@@ -22,15 +22,15 @@ Prompt = str | Sequence[Message] | Sequence[int]
 
 @dataclass(frozen=True)
 class Thinking:
-    """The part of a reply in which a model thinks, between two markers.
+    """The part of a reply in which a model thinks, between two markers of one token each.
 
-    opens, closes:    the markers' ids, at least one each
+    opens, closes:    the markers' ids
     opening, closing: their texts
     inside:           whether the prompt ends inside such a part
     """
 
-    opens: tuple[int, ...]
-    closes: tuple[int, ...]
+    opens: int
+    closes: int
     opening: str
     closing: str
     inside: bool
@@ -88,20 +88,20 @@ class Tokenizer:
         return TextStream(self.wrapper._tokenizer, self._plan)
 
     def thinking(self, prompt: Sequence[int]) -> Thinking | None:
-        """The thinking part of a reply to `prompt`; None if the tokenizer has no markers for one.
+        """The thinking part of a reply to `prompt`; None if no single tokens mark one.
 
         The prompt ends inside one if nothing ends the last that it opens: neither the closing
         marker, nor a stop token as at the end of a message.
         """
-        opens, closes = self.wrapper.think_start_tokens, self.wrapper.think_end_tokens
-        if not opens or not closes:
+        begin, end = self.wrapper.think_start_tokens, self.wrapper.think_end_tokens
+        if begin is None or end is None or not len(begin) == len(end) == 1:
             return None
-        at = self.wrapper.rfind_think_start(prompt)
-        ended = self.wrapper.rfind_think_end(prompt) > at or not self.stop_tokens.isdisjoint(
-            prompt[max(at, 0) :]
+        opens, closes = begin[0], end[0]
+        marks = {opens, closes, *self.stop_tokens}
+        last = next((token for token in reversed(prompt) if token in marks), None)
+        return Thinking(
+            opens, closes, self.decode([opens]), self.decode([closes]), inside=last == opens
         )
-        texts = self.decode(list(opens)), self.decode(list(closes))
-        return Thinking(tuple(opens), tuple(closes), *texts, inside=at >= 0 and not ended)
 
     @cached_property
     def _plan(self) -> Plan | None:
@@ -113,12 +113,14 @@ class Tokenizer:
                 "This model has no chat template: give the prompt as text instead of messages."
             )
         for message in messages:
-            says = message.get("content") is not None or message.get("tool_calls")
-            if isinstance(message.get("content"), str):
-                _check_text(message["content"])
+            content = message.get("content")
+            says = message.get("tool_calls") if content is None else isinstance(content, str | list)
+            if isinstance(content, str):
+                _check_text(content)
             if not isinstance(message.get("role"), str) or not says:
                 raise RequestError(
-                    f"The message {message!r} is not a chat message: give it a role and a content."
+                    f"The message {shown(message)} is not a chat message: "
+                    "give it a role and a content of text."
                 )
         try:
             return self.wrapper.apply_chat_template(messages, add_generation_prompt=True)
@@ -134,11 +136,11 @@ class Tokenizer:
         for token in tokens:
             if isinstance(token, bool) or not isinstance(token, numbers.Integral):
                 raise RequestError(
-                    f"The prompt holds {token!r}: give text, messages, or integer token ids."
+                    f"The prompt holds {shown(token)}: give text, messages, or integer token ids."
                 )
             if not 0 <= int(token) < self.vocab_size:
                 raise RequestError(
-                    f"Token id {token} is outside the vocabulary of {self.vocab_size}: "
+                    f"Token id {shown(int(token))} is outside the vocabulary of {self.vocab_size}: "
                     "use ids of this model's tokenizer."
                 )
         return [int(token) for token in tokens]

@@ -13,11 +13,8 @@ from lse_mlx.target.text_stream import TextStream
 from lse_mlx.target.tokenizer import Thinking
 from tests.target.tokenizer_kinds import Kind, all_bytes, fused, sentence_piece
 
-WORDS = ["a", "b", "ab", "ba", "bab", "", " ", "<think>", "</think>", "é", "<|channel>", "thought"]
-OPEN, CLOSE, CHANNEL, THOUGHT = (
-    WORDS.index(w) for w in ["<think>", "</think>", "<|channel>", "thought"]
-)
-
+WORDS = ["a", "b", "ab", "ba", "bab", "", " ", "<think>", "</think>", "é"]
+OPEN, CLOSE = WORDS.index("<think>"), WORDS.index("</think>")
 
 FROM_WORDS, FROM_BYTES = fused(WORDS), all_bytes()
 
@@ -244,7 +241,7 @@ def _one_token_each(*words: str) -> list[str]:
 
 
 def thinking(inside: bool = False) -> Thinking:
-    return Thinking((OPEN,), (CLOSE,), "<think>", "</think>", inside)
+    return Thinking(OPEN, CLOSE, "<think>", "</think>", inside)
 
 
 @settings(max_examples=500, deadline=None)
@@ -276,47 +273,11 @@ def test_a_thinking_part_is_not_searched(
     assert given + reply.piece() == FROM_WORDS.decode(ids)
 
 
-def test_a_marker_of_two_tokens_is_not_searched() -> None:
-    marks = Thinking((CHANNEL, THOUGHT), (CLOSE,), "<|channel>thought", "</think>", False)
-
-    def run(*ids: int, stop: str) -> tuple[list[bool], str, str | None]:
-        reply = ReplyText(FROM_WORDS.stream(), stop, 0, marks)
-        taken = [reply.take(token) for token in ids]
-        return taken, reply.piece(), reply.stop_string
-
-    ended, text, stop = run(0, CHANNEL, THOUGHT, 1, CLOSE, 0, 1, stop="b")
-    assert ended == [False] * 6 + [True]
-    assert (text, stop) == ("a<|channel>thoughtb</think>a", "b")
-    assert run(CHANNEL, THOUGHT, 0, stop="<")[0] == [False] * 3
-    # Without its second token it is no marker, and searched as soon as that is known.
-    assert run(0, CHANNEL, 0, stop="<|") == ([False, False, True], "a", "<|")
-    assert run(CHANNEL, CHANNEL, stop="<|") == ([False, True], "", "<|")
-    reply = ReplyText(FROM_WORDS.stream(), "<|", 0, marks)
-    assert not reply.take(CHANNEL)
-    assert reply.piece() == ""
-    assert reply.finish()
-    assert reply.text == ""
-
-
-def test_a_part_ends_with_all_of_its_closing_marker() -> None:
-    marks = Thinking((OPEN,), (CHANNEL, CLOSE), "<think>", "<|channel></think>", True)
-    reply = ReplyText(FROM_WORDS.stream(), "b", 0, marks)
-    assert not any(reply.take(token) for token in [CLOSE, 1, CHANNEL, 1, CHANNEL, CLOSE])
-    assert reply.take(1)
-    assert reply.text == "</think>b<|channel>b<|channel></think>"
-
-
-def test_a_closing_marker_is_no_part_of_the_next_opening_one() -> None:
-    marks = Thinking((CLOSE, OPEN), (CLOSE,), "</think><think>", "</think>", True)
-    reply = ReplyText(FROM_WORDS.stream(), "b", 0, marks)
-    assert [reply.take(token) for token in [CLOSE, OPEN, 1]] == [False, False, True]
-
-
 def test_text_that_settles_with_a_marker_is_still_outside() -> None:
     kind = sentence_piece()
     kind.tokenizer.add_tokens(["<think>", "</think>"])
     *run, opens, closes = kind.ids("<0xC3>", "<0xA9>", "<think>", "</think>")
-    marks = Thinking((opens,), (closes,), "<think>", "</think>", False)
+    marks = Thinking(opens, closes, "<think>", "</think>", False)
     reply = ReplyText(kind.stream(), "é", 0, marks)
     assert [reply.take(token) for token in [*run, opens]] == [False, False, True]
     assert (reply.text, reply.stop_string) == ("", "é")

@@ -97,7 +97,10 @@ def test_one_string_or_several_are_taken(stop: object, strings: tuple[str, ...])
         ([None], "None"),
         ("a\ud800", r"'a\ud800'"),
         (["ok", "\udfff"], r"'\udfff'"),
+        (10**5000, "an integer of 16610 bits"),
+        (["x" * 5000 + "\ud800"], "'xxx"),
     ],
+    ids=range(12),
 )
 def test_what_is_no_text_is_refused_by_name(stop: object, named: str) -> None:
     with pytest.raises(RequestError) as refused:
@@ -106,4 +109,5 @@ def test_what_is_no_text_is_refused_by_name(stop: object, named: str) -> None:
     assert message.startswith("stop ")
     assert named in message
     assert message.endswith(".")
+    assert len(message) < 250
     message.encode()

@@ -9,8 +9,6 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-# mlx-lm brings these and its own interface hands their objects out.
-THROUGH_MLX_LM = {"tokenizers", "transformers"}
 
 
 def third_parties(folder: Path) -> set[str]:
@@ -27,4 +25,4 @@ def third_parties(folder: Path) -> set[str]:
 
 def test_every_import_is_declared() -> None:
     declared = {Requirement(r).name.replace("-", "_") for r in PROJECT["dependencies"]}
-    assert third_parties(ROOT / "lse_mlx") <= declared | THROUGH_MLX_LM
+    assert third_parties(ROOT / "lse_mlx") <= declared
