@@ -16,9 +16,9 @@ from lse_mlx.decode.sampling import Sampling, TokenLogprob
 from lse_mlx.decode.session import Session
 from lse_mlx.decode.stopping import FINISH_REASONS, Cancelled, Limits
 from lse_mlx.decode.timings import Timings
-from lse_mlx.decode.values import check_integer, shown
+from lse_mlx.decode.values import check_integer, room_after
 from lse_mlx.drafters.base import Drafter
-from lse_mlx.errors import RequestError
+from lse_mlx.errors import RequestError, shown
 from lse_mlx.kernels.options import check_bool
 from lse_mlx.replies import EngineStats, Piece, Result
 from lse_mlx.target.model import Target
@@ -115,8 +115,8 @@ class Engine:
         min_tokens: until so many tokens, no end token is chosen and no stop string is looked for
         end_tokens: "allowed"; "banned", never one; "required", one at the latest in place of token
         number max_tokens, so that the model itself ends the reply
-        top_logprobs: give each token's log-probability, and so many of the likeliest tokens (0 to
-        20) with theirs; None for no log-probabilities
+        top_logprobs: give each token's log-probability, and so many of the likeliest tokens (up to
+        `MOST_LOGPROBS`) with theirs; None for no log-probabilities
         cancelled: called often, with the number of tokens emitted so far; True ends the reply there
         speculate: False decodes with the target alone; the distribution of replies is the same
         session: from `session()`, whose work is reused where the prompt goes on from it; None for
@@ -135,7 +135,8 @@ class Engine:
         vocab_size = self.target.vocab_size
         extra = check_token_ids("stop_token_ids", stop_token_ids, vocab_size)
         stop_tokens = self.tokenizer.stop_tokens | extra
-        limits = Limits(stop_tokens, max_tokens, self._room_after(tokens), cancelled)
+        room = room_after(tokens, self.target.context_length)
+        limits = Limits(stop_tokens, max_tokens, room, cancelled)
         penalties = Penalties(
             repetition_penalty,
             repetition_window,
@@ -211,16 +212,6 @@ class Engine:
     def _check_open(self) -> None:
         if self._closed:
             raise RequestError("This engine is closed: load it again.")
-
-    def _room_after(self, prompt: list[int]) -> int:
-        """How many tokens the context holds after `prompt`."""
-        room = self.target.context_length - len(prompt)
-        if room < 1:
-            raise RequestError(
-                f"The prompt has {len(prompt)} tokens and the context holds "
-                f"{self.target.context_length} with the reply: shorten the prompt."
-            )
-        return room
 
     def _session_for(self, session: Session | None, speculate: bool) -> Session:
         if session is None:

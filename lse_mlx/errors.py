@@ -1,7 +1,11 @@
 """The errors a caller can act on. Each message is one sentence: what was wrong, which value, what next."""
 
 import re
+import reprlib
 import textwrap
+
+SHOWN = 100
+"""Characters of a value that a sentence quotes."""
 
 
 class LseError(Exception):
@@ -52,6 +56,21 @@ def printable(text: str) -> str:
     For what a file or the hub says, a name above all, wherever a person reads it.
     """
     return text if text.isprintable() else repr(text)[1:-1]
+
+
+def shown(value: object) -> str:
+    """A wrong value as a sentence quotes it: its Python form, on one line and not without end."""
+    return printable(_Shown().repr(value))
+
+
+class _Shown(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = SHOWN
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Also one that is too long for Python to print."""
+        return repr(x) if abs(x) < 10**SHOWN else f"an integer of {x.bit_length()} bits"
 
 
 def counted(number: int, noun: str) -> str:

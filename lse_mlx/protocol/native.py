@@ -1,9 +1,10 @@
 """What a replay asks of a runtime: the interface to implement for another one."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from lse_mlx.protocol.record import SCHEMA_VERSION
+from lse_mlx.protocol.fields import SCHEMA_VERSION
 from lse_mlx.protocol.records import Ids, Probabilities, StepRecord, TraceHeader
 
 
@@ -38,6 +39,8 @@ class NativeStep:
     """One verify pass of the native target: the fields of a StepRecord, by its own reckoning.
 
     target_token_ids and target_token_probabilities list as many tokens a row as the record does
+    routes: for each sparse layer, the experts of every row of the pass, the highest score first; empty
+        for a target without such layers
     stop_reason: why the reply ends in this step; None if it goes on
     """
 
@@ -51,6 +54,7 @@ class NativeStep:
     accepted_prefix_length: int
     bonus_token: int | None
     committed_rows: int
+    routes: Mapping[int, tuple[Ids, ...]]
     stop_reason: str | None
 
 

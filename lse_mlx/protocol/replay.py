@@ -4,14 +4,15 @@ The drafter is not needed. What it proposed is in the trace; what the target mad
 again, step by step, and no rejected proposal may have left anything behind.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from lse_mlx.errors import ProtocolError
+from lse_mlx.errors import ProtocolError, shown
+from lse_mlx.protocol.fields import as_json
 from lse_mlx.protocol.native import Native, NativeIdentity, NativeStart, NativeStep
 from lse_mlx.protocol.records import TraceHeader
 from lse_mlx.protocol.trace import Trace
-from lse_mlx.protocol.values import shown
 
 Compared = Literal["every field", "tokens"]
 
@@ -25,6 +26,7 @@ OF_ONE_DEVICE = (
     "target_token_ids",
     "target_token_probabilities",
     "target_rows_digest",
+    "routes",
 )
 """Fields that hang on the last bit of a number, which two devices need not share."""
 
@@ -68,7 +70,7 @@ class Difference:
         """One sentence."""
         return (
             f"At step {self.step}, position {self.sequence_position}, {self.field} was recorded as "
-            f"{shown(self.recorded)} and is {shown(self.native)} here."
+            f"{shown(as_json(self.recorded))} and is {shown(as_json(self.native))} here."
         )
 
 
@@ -147,10 +149,8 @@ def _refuse_foreign(header: TraceHeader, identity: NativeIdentity) -> None:
     for name, way_out in WAYS_OUT.items():
         recorded, native = getattr(header, name), getattr(identity, name)
         if recorded != native:
-            raise ProtocolError(
-                name,
-                f"{name} is {shown(recorded)} in the trace and {shown(native)} here: {way_out}.",
-            )
+            was, now = shown(as_json(recorded)), shown(as_json(native))
+            raise ProtocolError(name, f"{name} is {was} in the trace and {now} here: {way_out}.")
 
 
 def _start_differences(trace: Trace, start: NativeStart) -> list[Difference]:
@@ -166,16 +166,37 @@ def _step_differences(
     trace: Trace, number: int, step: NativeStep, compared: Compared
 ) -> list[Difference]:
     record, reason = trace.steps[number - 1], _reason(trace, number)
-    names = [field.name for field in fields(NativeStep) if field.name != "stop_reason"]
-    if compared == "tokens":
-        names = [name for name in names if name not in OF_ONE_DEVICE]
+    left_out = {"stop_reason"} | ({*OF_ONE_DEVICE} if compared == "tokens" else set())
     if reason is ANY:
-        names.remove("committed_rows")
-    triples = [(name, getattr(record, name), getattr(step, name)) for name in names]
+        left_out.add("committed_rows")
+    names = [field.name for field in fields(NativeStep) if field.name not in left_out]
+    at, routes = record.sequence_position, "routes" in names
+    triples = [(n, getattr(record, n), getattr(step, n)) for n in names if n != "routes"]
     if reason is not ANY:
         triples.append(("stop_reason", reason, step.stop_reason))
-    at = record.sequence_position
-    return [Difference(number, at, name, was, now) for name, was, now in triples if was != now]
+    found = [Difference(number, at, name, was, now) for name, was, now in triples if was != now]
+    return [*found, *_route_difference(trace, number, step)] if routes else found
+
+
+def _route_difference(trace: Trace, number: int, step: NativeStep) -> Iterator[Difference]:
+    """The first committed row that took other experts than recorded, by each layer that differs."""
+    record = trace.steps[number - 1]
+    for row in range(record.committed_rows):
+        at = record.sequence_position + row
+        recorded = {
+            route.target_route_layer: route.target_expert_ids_in_native_rank_order
+            for route in trace.routes_at(at)
+        }
+        native = {layer: rows[row] for layer, rows in step.routes.items() if row < len(rows)}
+        layers = sorted(recorded.keys() | native.keys())
+        differ = [layer for layer in layers if recorded.get(layer) != native.get(layer)]
+        if differ:
+            was, now = (
+                {layer: list(held[layer]) for layer in differ if layer in held}
+                for held in (recorded, native)
+            )
+            yield Difference(number, at, "target_expert_ids_in_native_rank_order", was, now)
+            return
 
 
 def _reason(trace: Trace, number: int) -> Any:

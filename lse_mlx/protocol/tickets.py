@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from lse_mlx.errors import ProtocolError
-from lse_mlx.protocol.values import check_id, check_integer, check_text, shown
+from lse_mlx.errors import ProtocolError, shown
+from lse_mlx.protocol.fields import check_id, check_integer, check_text
 
 Completion = Literal["published", "filled"]
 TicketState = Literal["open", "published", "filled", "cancelled", "expired"]
@@ -51,7 +51,8 @@ class RouteLedger:
 
     A ticket is open until it is published, cancelled or expired. A cancelled or expired one may still
     be completed, and is filled then, unless its transfer was called off. Of tickets that are over the
-    ledger keeps only the number. Not for several threads at once.
+    ledger keeps only the number. An owner is forgotten once it has no request and no ticket that may
+    still be completed, so the ledger is as large as what goes on. Not for several threads at once.
 
     now: the ledger's time, in whatever steps its user counts
     """
@@ -67,7 +68,8 @@ class RouteLedger:
     def open(self, owner: str, generation: int) -> list[Ticket]:
         """Begin a request; what its owner's earlier generation left open is cancelled and returned.
 
-        Raises ProtocolError for a generation that is not newer than every earlier one of the owner.
+        Raises ProtocolError for a generation that is not newer than every earlier one of the owner,
+        as long as the owner is remembered.
         """
         check_text(OWNER, owner)
         check_integer(GENERATION, generation, 0)
@@ -89,6 +91,7 @@ class RouteLedger:
         """
         left = self.cancel(owner, generation)
         del self._live[owner]
+        self._forget(owner)
         return left
 
     def issue(
@@ -140,6 +143,7 @@ class RouteLedger:
         outcome: Completion = "published" if held.state == "open" else "filled"
         del (self._open if outcome == "published" else self._ended)[ticket]
         self._over[outcome] += 1
+        self._forget(owner)
         return outcome
 
     def call_off(self, ticket: int) -> None:
@@ -155,6 +159,7 @@ class RouteLedger:
             )
         del self._ended[ticket]
         self._over[held.state] += 1
+        self._forget(held.owner)
 
     def cancel(self, owner: str, generation: int, position: int = 0) -> list[Ticket]:
         """Take back every open ticket of a live request from `position` on; they are returned.
@@ -193,6 +198,7 @@ class RouteLedger:
 
     def live(self, owner: str) -> int | None:
         """The owner's live generation; None between requests."""
+        check_text(OWNER, owner)
         return self._live.get(owner)
 
     def counts(self) -> dict[TicketState, int]:
@@ -214,6 +220,11 @@ class RouteLedger:
                 f"{GENERATION} is {shown(generation)}, and the request of {shown(owner)} is "
                 f"{live}: an earlier request has nothing left to ask for.",
             )
+
+    def _forget(self, owner: str) -> None:
+        """Where nothing of the owner is live or on its way, no generation can be taken for another."""
+        if owner not in self._live and all(t.owner != owner for t in self._ended.values()):
+            self._newest.pop(owner, None)
 
     def _end(self, ends: Callable[[Ticket], bool], state: TicketState) -> list[Ticket]:
         """Give `state` to the open tickets that `ends` picks."""

@@ -1,18 +1,18 @@
 """A trace in memory, and what has to hold between its records whatever the target is."""
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lse_mlx.errors import ProtocolError, printable
-from lse_mlx.protocol.digests import rows_digest
-from lse_mlx.protocol.records import StepRecord, TraceHeader, check_in_vocabulary
-from lse_mlx.protocol.route_records import RouteRecord
-from lse_mlx.protocol.values import ROUNDING, refuse, shown
+from lse_mlx.errors import ProtocolError, printable, shown
+from lse_mlx.protocol.fields import ROUNDING, refuse
+from lse_mlx.protocol.records import RouteRecord, StepRecord, TraceHeader, check_in_vocabulary
 
 HEADER, STEPS, ROUTES = "trace.json", "steps.jsonl", "routes.jsonl"
 PAYLOADS = "payloads.safetensors"
@@ -75,6 +75,25 @@ class Trace:
         for step in self.steps:
             seen += step.answer[: step.committed_rows]
         return seen[:-1] if self.header.stop_reason == "stop_token" else seen
+
+    def routes_at(self, position: int) -> tuple[RouteRecord, ...]:
+        """The routes of one token, by layer."""
+        first = bisect_left(self.routes, position, key=_position)
+        return self.routes[first : bisect_right(self.routes, position, lo=first, key=_position)]
+
+
+def _position(route: RouteRecord) -> int:
+    return route.sequence_position
+
+
+def rows_digest(rows: NDArray[np.float32]) -> str:
+    """SHA-256 of fp32 `rows` (any shape), row-major and little endian, as 64 hexadecimal digits."""
+    return sha256(np.ascontiguousarray(rows, dtype="<f4").tobytes()).hexdigest()
+
+
+def payload_name(step: int) -> str:
+    """The tensor that holds the hidden rows of `step` (from 1)."""
+    return f"step.{step:06d}.hidden"
 
 
 @contextmanager

@@ -16,12 +16,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from lse_mlx.errors import ProtocolError, printable, reason
-from lse_mlx.protocol.record import Record
-from lse_mlx.protocol.records import StepRecord, TraceHeader
-from lse_mlx.protocol.route_records import RouteRecord
+from lse_mlx.errors import ProtocolError, printable, reason, shown
+from lse_mlx.protocol.fields import DIGESTS, Record, field_digests, refuse
+from lse_mlx.protocol.records import RouteRecord, StepRecord, TraceHeader
 from lse_mlx.protocol.trace import HEADER, PAYLOADS, ROUTES, STEPS, Trace, check_tensor, within
-from lse_mlx.protocol.values import refuse, shown
 
 LONGEST_LINE = 64 << 20
 """Bytes of a JSON object, a header with its prompt included."""
@@ -89,12 +87,10 @@ def _contents(trace: Trace) -> Iterator[tuple[str, bytes]]:
 
 
 def _line(record: Record) -> bytes:
-    return (
-        json.dumps(record.as_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False).encode(
-            "ascii"
-        )
-        + b"\n"
-    )
+    held = record.as_dict()
+    held[DIGESTS] = field_digests(held)
+    text = json.dumps(held, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode("ascii") + b"\n"
 
 
 def _records(
@@ -108,7 +104,10 @@ def _records(
         with within(f"{name}, line {len(records) + 1}"):
             if len(records) == count:
                 raise ProtocolError(field, f"This line is one too many, {said}: {WAY_OUT}.")
-            records.append(kind.from_dict(_object(line, name)))
+            held = _object(line, name)
+            records.append(kind.from_dict(held))
+            if DIGESTS not in held:
+                raise ProtocolError(DIGESTS, f"{DIGESTS} is missing: {WAY_OUT}.")
     if len(records) < count:
         ends = f"{name} ends after {len(records)} lines, and {said}"
         raise ProtocolError(field, f"{ends}: {WAY_OUT}.")

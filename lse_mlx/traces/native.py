@@ -1,7 +1,6 @@
 """The engine's own decode cycle as what a replay drives: nothing is decided but by the target."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from hashlib import sha256
 
 from lse_mlx.decode.loop import PREFILL_ROWS, Request, Step, decode
@@ -9,29 +8,26 @@ from lse_mlx.decode.sampling import Sampling
 from lse_mlx.decode.session import Session
 from lse_mlx.decode.stopping import Limits
 from lse_mlx.decode.timings import Timings
-from lse_mlx.errors import ProtocolError
-from lse_mlx.protocol.digests import rows_digest
+from lse_mlx.decode.values import room_after
+from lse_mlx.drafters.base import Proposal
+from lse_mlx.drafters.scripted import ScriptedDrafter
+from lse_mlx.errors import ProtocolError, RequestError
 from lse_mlx.protocol.native import NativeIdentity, NativeStart, NativeStep
 from lse_mlx.protocol.records import StepRecord, TraceHeader
-from lse_mlx.protocol.replay import Difference, ReplayReport, replay
-from lse_mlx.protocol.trace import Trace
+from lse_mlx.protocol.replay import ReplayReport, replay
+from lse_mlx.protocol.trace import Trace, rows_digest
 from lse_mlx.target.model import Target
 from lse_mlx.target.state import DeltaState, TargetState
 from lse_mlx.traces.identity import TargetIdentity, device_of
-from lse_mlx.traces.recorded_drafter import RecordedDrafter
 from lse_mlx.traces.steps import (
     DTYPE,
     LIKELIEST,
     STAGE,
+    first_token,
     in_float32,
     native_step,
-    opening_token,
     proposal_of,
-    routes_of,
 )
-
-Routes = dict[tuple[int, int], tuple[int, ...]]
-"""By position and layer, the experts of a row in their native order."""
 
 
 def replay_on(
@@ -61,32 +57,13 @@ def replay_on(
         owner=header.request_owner if owner is None else owner,
         generation=header.request_generation if generation is None else generation,
     )
-    report = replay(trace, native)
-    if report.first is None and report.compared == "every field":
-        return replace(report, differences=tuple(_route_differences(trace, native.routes)))
-    return report
-
-
-def _route_differences(trace: Trace, native: Routes) -> Iterator[Difference]:
-    """The first recorded route that the target's own router did not choose, or how many lack."""
-    begin, steps = len(trace.header.prompt_token_ids), len(trace.steps)
-    recorded = [route for route in trace.routes if route.sequence_position >= begin]
-    for route in recorded:
-        at, name = route.sequence_position, "target_expert_ids_in_native_rank_order"
-        was, now = getattr(route, name), native.get((at, route.target_route_layer), ())
-        if was != now:
-            yield Difference(steps, at, name, was, now)
-            return
-    if len(recorded) != len(native):
-        yield Difference(steps, trace.end, "route_count", len(recorded), len(native))
+    return replay(trace, native)
 
 
 class LoopNative:
     """A loaded target as `protocol.native.Native`, for one replay of one request.
 
     The decode cycle runs as ever, with a drafter that proposes the recorded paths with the recorded q.
-
-    routes: by position and layer, the experts that committed rows of verify passes took so far
     """
 
     def __init__(
@@ -105,11 +82,11 @@ class LoopNative:
         self._layers = layers
         self._owner = owner
         self._generation = generation
-        self._drafter = RecordedDrafter(layers, depth)
+        self._proposals: list[Proposal] = []  # of every pass, which asks for it by its number
+        self._drafter = ScriptedDrafter(lambda _, draft: self._proposals[draft], depth, layers)
         self._session = Session(target, self._drafter)
         self._steps: Iterator[Step] = iter(())
         self._greedy = True
-        self.routes: Routes = {}
 
     def identity(self) -> NativeIdentity:
         """What the target is and whom it serves."""
@@ -133,13 +110,10 @@ class LoopNative:
         Raises ProtocolError for a prompt that leaves no room in this target's context.
         """
         prompt = list(header.prompt_token_ids)
-        room = self._target.context_length - len(prompt)
-        if room < 1:
-            raise ProtocolError(
-                "prompt_token_ids",
-                f"prompt_token_ids has {len(prompt)} tokens and the context holds "
-                f"{self._target.context_length} with the reply: load the target with a longer one.",
-            )
+        try:
+            room = room_after(prompt, self._target.context_length)
+        except RequestError as error:
+            raise ProtocolError("prompt_token_ids", f"prompt_token_ids: {error}") from error
         sampling = Sampling(header.temperature, header.top_k, header.top_p, header.min_p)
         limits = Limits(frozenset(header.stop_token_ids), header.max_tokens, room)
         request = Request(prompt, sampling, limits, header.seed, speculate=True, strict_draft=True)
@@ -147,12 +121,11 @@ class LoopNative:
         timings = Timings(self._drafter.name, self._drafter.depth)
         self._steps = decode(self._session, request, timings)
         step = next(self._steps)
-        first = opening_token(self._target, request, step)
-        return NativeStart(first_token=first, stop_reason=step.reason)
+        return NativeStart(first_token=first_token(step), stop_reason=step.reason)
 
     def verify(self, record: StepRecord) -> NativeStep:
         """One pass over the native anchor and the recorded path."""
-        self._drafter.upcoming = proposal_of(record, self._greedy)
+        self._proposals.append(proposal_of(record, self._greedy))
         step = next(self._steps, None)
         if step is None or step.cycle is None:
             raise ProtocolError(
@@ -160,7 +133,6 @@ class LoopNative:
                 f"step_count is larger than the reply: it ended before position "
                 f"{record.sequence_position}; record it again.",
             )
-        self.routes |= {(at, layer): chosen for at, layer, chosen in routes_of(step.cycle)}
         counts = [len(ids) for ids in record.target_token_ids]
         rows = len(step.cycle.rows)
         return native_step(step.cycle, (counts + [LIKELIEST] * rows)[:rows])

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -15,15 +16,15 @@ from lse_mlx.decode.sampling import Sampling
 from lse_mlx.decode.session import Session
 from lse_mlx.decode.stopping import Limits, StopReason
 from lse_mlx.decode.timings import Timings
-from lse_mlx.errors import RequestError
-from lse_mlx.protocol.digests import payload_name
-from lse_mlx.protocol.records import StepRecord, TraceHeader
-from lse_mlx.protocol.route_records import RouteRecord
-from lse_mlx.protocol.trace import Trace
+from lse_mlx.decode.values import room_after
+from lse_mlx.errors import RequestError, shown
+from lse_mlx.protocol.fields import LARGEST_SEED, check_text
+from lse_mlx.protocol.records import RouteRecord, StepRecord, TraceHeader
+from lse_mlx.protocol.trace import Trace, payload_name
 from lse_mlx.protocol.trace_files import write_trace
-from lse_mlx.protocol.values import check_text
+from lse_mlx.routes.sidecar import RouteSidecar, in_numpy, sidecar_of
 from lse_mlx.traces.identity import TargetIdentity, device_of
-from lse_mlx.traces.steps import DTYPE, STAGE, Origin, in_float32, opening_token
+from lse_mlx.traces.steps import DTYPE, STAGE, Origin, first_token, in_float32
 
 
 @dataclass
@@ -31,10 +32,12 @@ class Recording:
     """The records of a request so far.
 
     keep_hidden: keep the hidden rows too, besides their digests
+    sidecar: what predicts routes; it is told of each pass
     """
 
     origin: Origin
     keep_hidden: bool
+    sidecar: RouteSidecar | None = None
     steps: list[StepRecord] = field(default_factory=list)
     routes: list[RouteRecord] = field(default_factory=list)
     payloads: dict[str, NDArray[np.float32]] = field(default_factory=dict)
@@ -46,7 +49,9 @@ class Recording:
             name = payload_name(len(self.steps) + 1)
             self.payloads[name] = in_float32(cycle.answer.features)
         self.steps.append(self.origin.step(cycle, name))
-        self.routes += self.origin.routes(cycle)
+        self.routes += self.origin.routes(cycle, self.sidecar)
+        if self.sidecar is not None:
+            self.sidecar.settle(cycle.position, in_numpy(cycle.answer.routes), cycle.cut.rows)
 
 
 def record(
@@ -63,42 +68,45 @@ def record(
 ) -> Trace:
     """Answer `prompt` in `session` and return the trace of it.
 
+    session: of an engine, or of a sidecar, whose predictions are then in the routes
     identity: of the session's target
-    prompt: token ids, at least one; stop_tokens: ids that end the reply
+    prompt: token ids, at least one; stop_tokens: ids that end the reply, those of the vocabulary
     sampling: greedy if None; seed: a fresh one if None; max_tokens: as in `Limits`
-    owner: who asks, at most 200 characters; a fresh random name if None
+    owner: who asks, at most 200 characters; the session's own random name if None
     keep_hidden: False keeps the digests of hidden rows alone
 
-    The generation is the session's turn. Raises what `decode` raises, and DraftError where the drafter
-    fails; RequestError for a prompt that leaves no room for a reply; ProtocolError for another owner.
+    The generation is the session's turn, which is 1 in its first reply and grows with every other one,
+    recorded or not. So an owner that is given should be given to one session alone.
+
+    Raises what `decode` raises, and DraftError where the drafter fails; RequestError for a prompt that
+    leaves no room for a reply and for a seed that no record holds; ProtocolError for another owner,
+    and for what a sidecar refuses.
     """
-    if owner is None:
-        owner = secrets.token_hex(16)
+    owner = session.owner if owner is None else owner
     check_text("request_owner", owner)
     sampling = sampling or Sampling()
     target, drafter = session.target, session.drafter
-    room = target.context_length - len(prompt)
-    if room < 1:
-        raise RequestError(
-            f"The prompt has {len(prompt)} tokens and the context holds {target.context_length} "
-            "with the reply: shorten the prompt."
-        )
-    limits = Limits(frozenset(stop_tokens), max_tokens, room)
+    room = room_after(prompt, target.context_length)
+    ends = frozenset(token for token in stop_tokens if token < target.vocab_size)
+    limits = Limits(ends, max_tokens, room)
     if seed is None:  # of a greedy reply nothing is drawn
         seed = secrets.randbits(32) if sampling.temperature > 0 else 0
     request = Request(prompt, sampling, limits, seed, speculate=True, strict_draft=True)
+    if seed >= LARGEST_SEED:
+        raise RequestError(f"seed is {shown(seed)}: give one below 2 to the power of 1024.")
     timings = Timings() if drafter is None else Timings(drafter.name, drafter.depth)
     layers = () if drafter is None else drafter.taps
     steps = decode(session, request, timings)
     opening = next(steps)
-    origin = Origin(identity, owner, session.turn, layers)
-    recording, reason = Recording(origin, keep_hidden), opening.reason
-    for step in steps:
-        assert step.cycle is not None  # nobody cancels
-        recording.add(step.cycle)
-        reason = step.reason
-    first = opening_token(target, request, opening)
-    return _trace(session, recording, request, first, reason)
+    sidecar, generation = sidecar_of(session), session.turn
+    origin = Origin(identity, owner, generation, layers)
+    recording, reason = Recording(origin, keep_hidden, sidecar), opening.reason
+    with nullcontext() if sidecar is None else sidecar.request(owner, generation):
+        for step in steps:
+            assert step.cycle is not None  # nobody cancels
+            recording.add(step.cycle)
+            reason = step.reason
+    return _trace(session, recording, request, first_token(opening), reason)
 
 
 def write(trace: Trace, folder: Path) -> None:
@@ -115,6 +123,7 @@ def _trace(
 ) -> Trace:
     target, sampling, origin = session.target, request.sampling, recording.origin
     assert reason is not None  # the last step has one
+    most = request.limits.max_tokens
     header = TraceHeader(
         target_model_revision=origin.identity.target_model_revision,
         tokenizer_revision=origin.identity.tokenizer_revision,
@@ -133,7 +142,7 @@ def _trace(
         top_p=float(sampling.top_p),
         min_p=float(sampling.min_p),
         seed=int(request.seed),
-        max_tokens=request.limits.max_tokens,
+        max_tokens=None if most is None else int(most),
         stop_token_ids=tuple(sorted(request.limits.stop_tokens)),
         stop_reason=reason,
         step_count=len(recording.steps),

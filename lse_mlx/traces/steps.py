@@ -8,16 +8,13 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from lse_mlx.decode.loop import Cycle, Request, Step
-from lse_mlx.decode.randomness import Streams
-from lse_mlx.decode.sampling import TargetRows
+from lse_mlx.decode.loop import Cycle, Step
 from lse_mlx.distribution import Distribution
 from lse_mlx.drafters.base import Proposal
-from lse_mlx.protocol.digests import rows_digest
 from lse_mlx.protocol.native import NativeStep
-from lse_mlx.protocol.records import StepRecord
-from lse_mlx.protocol.route_records import RouteRecord
-from lse_mlx.target.model import Target
+from lse_mlx.protocol.records import Ids, RouteRecord, StepRecord
+from lse_mlx.protocol.trace import rows_digest
+from lse_mlx.routes.sidecar import Asked, RouteSidecar
 from lse_mlx.traces.identity import TargetIdentity
 
 STAGE = "block_output"
@@ -46,7 +43,7 @@ class Origin:
         """
         candidates = candidates_of(cycle.proposal)
         found = asdict(native_step(cycle, [LIKELIEST] * len(cycle.rows)))
-        del found["stop_reason"]
+        del found["stop_reason"], found["routes"]
         return StepRecord(
             target_model_revision=self.identity.target_model_revision,
             tokenizer_revision=self.identity.tokenizer_revision,
@@ -62,29 +59,33 @@ class Origin:
             **found,
         )
 
-    def routes(self, cycle: Cycle) -> Iterator[RouteRecord]:
-        """The experts of every committed row in every sparse layer; nothing was predicted of them."""
-        for position, layer, experts in routes_of(cycle):
-            yield RouteRecord(
-                request_owner=self.request_owner,
-                request_generation=self.request_generation,
-                sequence_position=position,
-                target_route_layer=layer,
-                target_top_k=len(experts),
-                target_expert_ids_in_native_rank_order=experts,
-                predicted_expert_ids=(),
-                prediction_confidence=(),
-                prefetch_ticket_owner=None,
-                prefetch_ticket_generation=None,
-            )
+    def routes(self, cycle: Cycle, sidecar: RouteSidecar | None) -> Iterator[RouteRecord]:
+        """The experts of every committed row in every sparse layer, and what was predicted of them."""
+        chosen = routes_of(cycle)
+        for row in range(cycle.cut.rows):
+            for layer, experts in chosen.items():
+                place = layer, cycle.position + row
+                asked = Asked() if sidecar is None else sidecar.asked(*place)
+                yield RouteRecord(
+                    request_owner=self.request_owner,
+                    request_generation=self.request_generation,
+                    sequence_position=cycle.position + row,
+                    target_route_layer=layer,
+                    target_top_k=len(experts[row]),
+                    target_expert_ids_in_native_rank_order=experts[row],
+                    predicted_expert_ids=asked.prediction.experts,
+                    prediction_confidence=asked.prediction.confidence,
+                    prefetch_ticket_owner=self.request_owner if asked.ticketed else None,
+                    prefetch_ticket_generation=self.request_generation if asked.ticketed else None,
+                )
 
 
-def routes_of(cycle: Cycle) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Position, layer and chosen experts of every committed row, by position and then by layer."""
-    chosen = {layer: np.array(held) for layer, held in sorted(cycle.answer.routes.items())}
-    for row in range(cycle.cut.rows):
-        for layer, held in chosen.items():
-            yield cycle.position + row, layer, tuple(held[row].tolist())
+def routes_of(cycle: Cycle) -> dict[int, tuple[Ids, ...]]:
+    """For each sparse layer, in order, the experts of every row of the pass, in native rank order."""
+    return {
+        layer: tuple(tuple(row) for row in np.array(held).tolist())
+        for layer, held in sorted(cycle.answer.routes.items())
+    }
 
 
 def native_step(cycle: Cycle, likeliest: Sequence[int]) -> NativeStep:
@@ -106,6 +107,7 @@ def native_step(cycle: Cycle, likeliest: Sequence[int]) -> NativeStep:
         accepted_prefix_length=verdict.accepted,
         bonus_token=verdict.tokens[-1] if answered else None,
         committed_rows=cycle.cut.rows,
+        routes=routes_of(cycle),
         stop_reason=cycle.cut.reason,
     )
 
@@ -128,16 +130,11 @@ def proposal_of(record: StepRecord, greedy: bool) -> Proposal:
     return Proposal(path, q, lambda: candidates)
 
 
-def opening_token(target: Target, request: Request, opening: Step) -> int:
-    """The token that was chosen from the prompt's last row; `opening` is the reply's first step.
-
-    A stop token is not emitted and so in no step: it is drawn once more, from the seed.
-    """
-    if opening.tokens:
-        return opening.tokens[0]
-    logits = target.advance(request.prompt, target.new_state(), ()).logits
-    draw = Streams.from_seed(request.seed).residual()
-    return TargetRows(logits, request.sampling, request.rules)[0].draw(draw)
+def first_token(opening: Step) -> int:
+    """The token chosen from the prompt's last row; `opening` is the first step, not cancelled."""
+    [token] = opening.tokens or [opening.stop_token]
+    assert token is not None  # a first token that is not emitted is a stop token
+    return token
 
 
 def in_float32(array: mx.array | NDArray[np.float32]) -> NDArray[np.float32]:

@@ -26,7 +26,8 @@ class Case:
     """One golden trace.
 
     accept, residual: the uniforms that the sampled request consumes, in order, one pair a row
-    predicted: for (position, layer) the experts that were predicted; no entry, no record
+    predicted: for (position, layer) the experts that were predicted; no entry, no record. Of the prompt
+        some have one, of the rows that a pass commits all
     """
 
     name: str
@@ -152,6 +153,12 @@ CASES = [
             (1, 1): (5, 2),  # right, in another order
             (1, 3): (4, 0),  # one of two
             (3, 1): (0, 1, 2, 6),  # none, and more than the router takes
+            (3, 3): (),
+            (4, 1): (5, 0),  # right again
+            (4, 3): (),
+            (5, 1): (),
+            (5, 3): (),
+            (6, 1): (),
             (6, 3): (1,),  # one, and nothing else
         },
     ),

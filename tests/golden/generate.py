@@ -5,10 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lse_mlx.protocol.digests import payload_name, rows_digest
-from lse_mlx.protocol.records import StepRecord, TraceHeader
-from lse_mlx.protocol.route_records import RouteRecord
-from lse_mlx.protocol.trace import Trace
+from lse_mlx.protocol.records import RouteRecord, StepRecord, TraceHeader
+from lse_mlx.protocol.trace import Trace, payload_name, rows_digest
 from lse_mlx.protocol.trace_files import write_trace
 from tests.golden import table
 from tests.golden.cases import CASES, Case, Pass

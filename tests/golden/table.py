@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 VOCAB, LAYERS, HIDDEN = 16, 4, 4
 CAPTURED = (1, 3)
-EXPERTS, TOP_K = 8, 2
+EXPERTS, TOP_K, SPARSE = 8, 2, (1, 3)
 
 
 def weights(prefix: Sequence[int]) -> dict[int, int]:

@@ -1,5 +1,8 @@
 """Single fields of a trace changed, and the field that the refusal has to name.
 
+With the digests of its fields, each record tells by itself which field was changed. `CORRUPTIONS` are
+for records without, where a rule or the target has to find what is wrong.
+
 For any greedy trace of at least three steps of which one in the middle has a path, whose target names
 at least two tokens a row. Where the trace has payloads or routes, theirs are changed too.
 """
@@ -43,7 +46,11 @@ class Files:
             load_file(payloads) if payloads.exists() else {},
         )
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, digests: bool = False) -> None:
+        """digests: with the digests of the fields as they were; null in their place otherwise."""
+        if not digests:
+            for record in (self.header, *self.steps, *self.routes):
+                record["field_digests"] = None
         _write(folder / "trace.json", [self.header])
         _write(folder / "steps.jsonl", self.steps)
         if self.routes:
@@ -53,8 +60,8 @@ class Files:
 
     @property
     def step(self) -> Values:
-        """A step in the middle that has a path."""
-        return next(step for step in self.steps[1:-1] if step["selected_candidate_path"])
+        """A step in the middle that has a path; the first where none is in the middle."""
+        return next(s for s in (self.steps[1:-1] or self.steps) if s["selected_candidate_path"])
 
     @property
     def route(self) -> Values:
@@ -292,6 +299,36 @@ ROUTES = [
     set_to("routes", "prefetch_ticket_generation", lambda _: 1 << 20),
 ]  # fmt: skip
 CORRUPTIONS = [*HEADER, *STEP, *PAYLOADS, *ROUTES]
+
+
+def other(value: Any) -> Any:
+    """A different value of the same kind."""
+    match value:
+        case None:
+            return "x"
+        case str():
+            return marked(value)
+        case list():
+            return [*value, value[-1] if value else 0]
+        case float():
+            return 0.5 if value != 0.5 else 0.25
+    return more(value)
+
+
+def changed_alone(source: Path, folder: Path, part: str, field: str) -> str | None:
+    """The field that reading names where only `field` of a header, step or route is another.
+
+    source: of a trace; folder: where the changed one goes
+    """
+    files = Files.read(source)
+    held = getattr(files, part)
+    held[field] = other(held[field])
+    files.write(folder, digests=True)
+    try:
+        read_trace(folder)
+    except ProtocolError as refused:
+        return refused.field if f"{refused.field} is " in str(refused) else str(refused)
+    return None
 
 
 def corrupt(source: Path, folder: Path, corruption: Corruption) -> None:

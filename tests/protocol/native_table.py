@@ -59,6 +59,7 @@ class NativeTable:
     """`lse_mlx.protocol.native.Native` for the table.
 
     accept, residual: the uniforms of a sampled request in order; both are consumed once a row
+    sparse: the layers that have experts
     """
 
     def __init__(
@@ -66,8 +67,10 @@ class NativeTable:
         accept: Iterable[float] = (),
         residual: Iterable[float] = (),
         identity: NativeIdentity = IDENTITY,
+        sparse: Sequence[int] = (),
     ):
         self._identity = identity
+        self.sparse = sparse
         self.uniforms = iter(accept), iter(residual)
         self.state = TableState([], [])
         self.calls: list[str] = []
@@ -75,7 +78,8 @@ class NativeTable:
     @classmethod
     def of(cls, case: Case, **changed: object) -> "NativeTable":
         """The table as it serves `case`, with some of its identity `changed`."""
-        return cls(case.accept, case.residual, replace(IDENTITY, **changed))
+        sparse = table.SPARSE if case.predicted else ()
+        return cls(case.accept, case.residual, replace(IDENTITY, **changed), sparse)
 
     def identity(self) -> NativeIdentity:
         self.calls.append("identity")
@@ -123,8 +127,15 @@ class NativeTable:
             accepted_prefix_length=accepted,
             bonus_token=bonus,
             committed_rows=committed,
+            routes={
+                layer: tuple(self.experts(begin + row, layer) for row in range(len(prefixes)))
+                for layer in self.sparse
+            },
             stop_reason=reason,
         )
+
+    def experts(self, position: int, layer: int) -> tuple[int, ...]:
+        return table.experts(position, layer)
 
     def roll_back(self, length: int) -> None:
         self.state.cut(length)

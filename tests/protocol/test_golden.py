@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from lse_mlx.errors import ProtocolError
-from lse_mlx.protocol.digests import rows_digest
 from lse_mlx.protocol.replay import ReplayReport, replay
-from lse_mlx.protocol.trace import Trace
+from lse_mlx.protocol.trace import Trace, rows_digest
 from lse_mlx.protocol.trace_files import read_trace, write_trace
 from tests.golden import table
 from tests.golden.cases import CASES, Case

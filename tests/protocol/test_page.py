@@ -4,8 +4,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from lse_mlx.protocol.records import StepRecord, TraceHeader
-from lse_mlx.protocol.route_records import RouteRecord
+from lse_mlx.protocol.records import RouteRecord, StepRecord, TraceHeader
 from lse_mlx.protocol.trace import HEADER, PAYLOADS, ROUTES, SHARED, STEPS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text("utf-8")

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lse_mlx.errors import ProtocolError
-from lse_mlx.protocol.record import Record
-from lse_mlx.protocol.records import StepRecord, TraceHeader
-from lse_mlx.protocol.route_records import RouteRecord
+from lse_mlx.protocol.fields import Record, field_digests
+from lse_mlx.protocol.records import RouteRecord, StepRecord, TraceHeader
 from tests.golden.cases import CASES
 from tests.golden.generate import trace_of
 
@@ -238,6 +237,23 @@ CONTRADICTIONS = {
 def test_a_contradiction_is_named(what: str) -> None:
     record, field, changes = CONTRADICTIONS[what]
     assert refused(lambda: replace(record, **changes)).field == field
+
+
+def test_field_digests_are_of_the_values_by_name() -> None:
+    """The first digits of SHA-256 as `sha256sum` gives them for 1, null and []; then of those."""
+    digits = field_digests({"b": None, "a": 1, "c": ()})
+    assert digits == "6b86b273" + "74234e98" + "4f53cda1" + "366d025d"
+
+
+@pytest.mark.parametrize("deep", [3, 100, 900])
+@pytest.mark.parametrize(("record", "name"), NAMES, ids=ids)
+def test_a_value_nested_without_end_is_named(record: Record, name: str, deep: int) -> None:
+    value = json.loads("[" * deep + "]" * deep)
+    held = {**record.as_dict(), name: value}
+    digests = field_digests(record.as_dict())
+    for more in ({}, {"field_digests": digests}):
+        error = refused(partial(type(record).from_dict, held | more))
+        assert error.field in (name, HALF_A_TICKET.get(name))
 
 
 def test_a_list_where_a_tuple_belongs_is_refused() -> None:

@@ -41,8 +41,14 @@ WRONG: dict[str, Any] = {
     "accepted_prefix_length": 2,
     "bonus_token": 14,
     "committed_rows": 3,
+    "routes": {1: ((0, 1),)},
     "stop_reason": "max_tokens",
 }
+TOLD_AS: dict[str, Any] = {
+    "stop_reason": ("stop_reason", None, "max_tokens"),
+    "routes": ("target_expert_ids_in_native_rank_order", {}, {1: [0, 1]}),
+}
+"""Of what a step has no field: how it is told, what was recorded, and what is native."""
 
 
 def otherwise(field: str, step: int = 4) -> Otherwise:
@@ -58,9 +64,9 @@ def test_every_field_is_compared(field: str) -> None:
     assert report.first is not None
     assert report.differences == (report.first,)
     found = report.first
-    assert (found.step, found.sequence_position, found.field) == (4, 8, field)
-    recorded = None if field == "stop_reason" else getattr(GREEDY.steps[3], field)
-    assert (found.recorded, found.native) == (recorded, WRONG[field])
+    assert (found.step, found.sequence_position) == (4, 8)
+    held = TOLD_AS.get(field) or (field, getattr(GREEDY.steps[3], field), WRONG[field])
+    assert (found.field, found.recorded, found.native) == held
     assert native.calls == ["identity", "start", *["verify"] * 4]  # nothing after a difference
     assert (report.steps, report.state_compared) == (3, False)
 
@@ -127,6 +133,55 @@ def test_a_device_that_promises_no_bits_says_nothing_of_its_state() -> None:
 
     report = replay(GREEDY, Unsure())
     assert (report.first, report.state_compared, report.steps) == (None, False, 8)
+
+
+class OtherRouter(NativeTable):
+    """Ranks the experts of one layer the other way round at the end of the second pass."""
+
+    def experts(self, position, layer):
+        chosen = super().experts(position, layer)
+        return chosen[::-1] if (position, layer) == (6, 3) else chosen
+
+
+def routed(native: type[NativeTable] = NativeTable, **changed: Any) -> ReplayReport:
+    """The replay of the golden trace with routes, on a target of some kind."""
+    return replay(trace_of(CASE["routes"]), native.of(CASE["routes"], **changed))
+
+
+def test_another_expert_is_told_with_its_step_position_and_layer() -> None:
+    [found] = routed(OtherRouter).differences
+    assert (found.step, found.sequence_position) == (2, 6)
+    assert (found.recorded, found.native) == ({3: [1, 4]}, {3: [4, 1]})
+    assert str(found) == (
+        "At step 2, position 6, target_expert_ids_in_native_rank_order was recorded as {3: [1, 4]} "
+        "and is {3: [4, 1]} here."
+    )
+    assert routed(OtherRouter).steps == 1
+
+
+@pytest.mark.parametrize("dropped", range(4, 12))
+def test_a_route_that_was_not_recorded_is_missed(dropped: int) -> None:
+    """Of rows that a pass committed; of the prompt, the first four, any may be there."""
+    trace = trace_of(CASE["routes"])
+    lost = trace.routes[dropped]
+    routes = (*trace.routes[:dropped], *trace.routes[dropped + 1 :])
+    header = replace(trace.header, route_count=len(routes))
+    fewer = Trace(header, trace.steps, routes, trace.payloads)
+    [found] = replay(fewer, NativeTable.of(CASE["routes"])).differences
+    assert found.sequence_position == lost.sequence_position
+    native = lost.target_expert_ids_in_native_rank_order
+    assert (found.recorded, found.native) == ({}, {lost.target_route_layer: [*native]})
+
+
+def test_a_target_without_experts_has_no_routes() -> None:
+    report = replay(trace_of(CASE["routes"]), NativeTable())
+    assert report.first is not None
+    assert (report.first.step, report.first.native) == (1, {})
+
+
+def test_routes_of_another_device_are_not_compared() -> None:
+    report = routed(OtherRouter, device="abacus")
+    assert (report.first, report.compared) == (None, "tokens")
 
 
 def test_the_report_is_json() -> None:

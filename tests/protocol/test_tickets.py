@@ -197,12 +197,46 @@ def test_only_the_live_generation_asks_cancels_and_ends() -> None:
 
 @pytest.mark.parametrize("generation", [0, 2, 3])
 @pytest.mark.parametrize("ended", [False, True])
-def test_an_owner_never_goes_back_to_a_generation(generation: int, ended: bool) -> None:
+def test_an_owner_goes_back_to_no_generation_while_anything_of_it_is_on_its_way(
+    generation: int, ended: bool
+) -> None:
     ledger = opened()
+    ticket = asked(ledger)
     if ended:
         ledger.close(OWNER, 3)
     refused("prefetch_ticket_generation", lambda: ledger.open(OWNER, generation))
     assert ledger.live(OWNER) == (None if ended else 3)
+    assert completed(ledger, ticket) == ("filled" if ended else "published")
+
+
+@pytest.mark.parametrize("end", ["complete", "call off"])
+def test_an_owner_is_forgotten_with_its_last_ticket(end: str) -> None:
+    ledger = opened()
+    late = [asked(ledger), asked(ledger, 7)]
+    ledger.close(OWNER, 3)
+    for ticket in late:
+        refused("prefetch_ticket_generation", lambda: ledger.open(OWNER, 3))
+        completed(ledger, ticket) if end == "complete" else ledger.call_off(ticket.id)
+    assert ledger.open(OWNER, 0) == []
+
+
+def test_a_ledger_does_not_grow_with_the_requests_that_it_has_seen() -> None:
+    def sizes() -> dict[str, int]:
+        return {k: len(held) for k, held in vars(ledger).items() if hasattr(held, "__len__")}
+
+    ledger = RouteLedger()
+    seen: list[dict[str, int]] = []
+    for number in range(40):
+        owner = f"request {number}"
+        ledger.open(owner, 0)
+        tickets = [ledger.issue(owner, 0, layer=0, expert=e, position=5) for e in range(3)]
+        completed(ledger, tickets[0])
+        ledger.close(owner, 0)
+        completed(ledger, tickets[1])
+        ledger.call_off(tickets[2].id)
+        seen.append(sizes())
+    assert len(seen[0]) >= 4
+    assert all(size == seen[0] for size in seen)
 
 
 @pytest.mark.parametrize(
@@ -226,9 +260,10 @@ def test_values_out_of_range_are_refused(change: dict[str, Any], field: str) -> 
     assert sum(ledger.counts().values()) == 0
 
 
-@pytest.mark.parametrize("owner", ["", "a\nb", None, 7])
+@pytest.mark.parametrize("owner", ["", "a\nb", None, 7, []])
 def test_an_owner_is_a_name(owner: Any) -> None:
     refused("prefetch_ticket_owner", lambda: RouteLedger().open(owner, 0))
+    refused("prefetch_ticket_owner", lambda: RouteLedger().live(owner))
 
 
 @pytest.mark.parametrize("steps", [-1, 0.5, True, None])

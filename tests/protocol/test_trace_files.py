@@ -11,8 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from lse_mlx.errors import ProtocolError
-from lse_mlx.protocol.digests import rows_digest
-from lse_mlx.protocol.trace import Trace
+from lse_mlx.protocol.trace import Trace, rows_digest
 from lse_mlx.protocol.trace_files import LONGEST_LINE, read_trace, write_trace
 from tests.golden.cases import CASES, Case
 from tests.golden.generate import FOLDER, trace_of

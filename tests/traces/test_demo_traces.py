@@ -1,6 +1,6 @@
 """Traces of the demo pair: they say what happened, replay without a difference, and no change passes."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +9,14 @@ import pytest
 from lse_mlx.decode.sampling import Sampling
 from lse_mlx.engine import Engine
 from lse_mlx.errors import CheckpointError, ProtocolError
+from lse_mlx.protocol.records import StepRecord, TraceHeader
 from lse_mlx.protocol.replay import replay
 from lse_mlx.protocol.trace import Trace
 from lse_mlx.protocol.trace_files import read_trace
 from lse_mlx.traces.identity import TargetIdentity
 from lse_mlx.traces.native import LoopNative, replay_on
 from lse_mlx.traces.recording import record, write
-from tests.protocol.corruptions import CORRUPTIONS, Corruption, corrupt, named_by
+from tests.protocol.corruptions import CORRUPTIONS, Corruption, changed_alone, corrupt, named_by
 from tests.traces.conftest import OWNER, PROMPT, SAMPLINGS
 
 BOTH = pytest.mark.parametrize("kind", SAMPLINGS)
@@ -148,6 +149,17 @@ def test_a_changed_field_is_named(
     assert named_by(tmp_path, lambda: native(engine, identity, trace)) == corruption.named
 
 
+@BOTH
+def test_every_field_that_is_changed_alone_is_refused_by_its_name(
+    kind: str, traces: dict[str, Trace], tmp_path: Path
+) -> None:
+    write(traces[kind], tmp_path / "whole")
+    for part, held in (("header", TraceHeader), ("step", StepRecord)):
+        for field in fields(held):
+            (place := tmp_path / f"{part}.{field.name}").mkdir()
+            assert changed_alone(tmp_path / "whole", place, part, field.name) == field.name
+
+
 REFUSED = {
     "target_model_revision": {"identity": TargetIdentity("sha256:other", "sha256:same")},
     "captured_layer_ids": {"layers": (1, 3, 5, 6)},
@@ -200,15 +212,17 @@ def test_a_rejected_row_that_stays_in_the_state_is_a_difference(
     assert report.first.field == "state_digest"
 
 
-def test_owners_are_fresh_and_generations_count_the_session(
+def test_the_owner_is_the_session_and_generations_count_its_replies(
     engine: Engine, identity: TargetIdentity
 ) -> None:
-    session = engine.session()
-    one, another = (
-        record(session, identity, [5, 6, 7], stop_tokens=(), max_tokens=2) for _ in range(2)
-    )
-    assert one.header.request_owner != another.header.request_owner
-    assert one.header.request_generation < another.header.request_generation == session.turn
+    session, other = engine.session(), engine.session()
+    headers = [
+        record(one, identity, [5, 6, 7], stop_tokens=(), max_tokens=2).header
+        for one in (session, session, other)
+    ]
+    mine, again, others = (header.request_owner for header in headers)
+    assert mine == again != others
+    assert [header.request_generation for header in headers] == [1, 2, 1]
 
 
 @pytest.mark.parametrize("owner", ["", "two\nlines", "x" * 201])

@@ -1,15 +1,18 @@
 """A tiny random hybrid and scripted drafters: every acceptance, every end, and what is refused."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from lse_mlx.decode import stopping
 from lse_mlx.decode.sampling import Sampling
 from lse_mlx.decode.session import Session
 from lse_mlx.drafters.scripted import ScriptedDrafter
 from lse_mlx.errors import DraftError, ProtocolError, RequestError
+from lse_mlx.protocol import records
 from lse_mlx.protocol.trace import Trace
 from lse_mlx.protocol.trace_files import read_trace
 from lse_mlx.target.model import Target
@@ -27,7 +30,7 @@ from tests.tiny_models import (
 )
 
 COUNT = 26
-PROMPT = random_prompt(9)
+PROMPT = random_prompt(9, 33)  # the first seventeen tokens of its reply are all different
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +59,11 @@ def scripted(known: list[int], right: int) -> ScriptedDrafter:
     return ScriptedDrafter.right_for(known, right, VOCAB, taps=TAPS)
 
 
+def test_a_header_takes_every_reason_that_a_reply_can_end_for() -> None:
+    """Neither package imports the other's word for it."""
+    assert get_args(records.StopReason) == get_args(stopping.StopReason)
+
+
 @pytest.mark.parametrize("accepted", range(8))
 def test_every_acceptance_replays(
     accepted: int, target: Target, identity: TargetIdentity, known: list[int], tmp_path: Path
@@ -74,11 +82,9 @@ def test_every_acceptance_replays(
 def test_a_stop_token_at_every_offset_replays(
     offset: int, target: Target, identity: TargetIdentity, known: list[int]
 ) -> None:
-    """The token is the first of its kind, so that the reply ends there and not before."""
     reply = known[len(PROMPT) :]
     stop = reply[offset]
-    if stop in reply[:offset]:
-        pytest.skip("the token came before")
+    assert stop not in reply[:offset]
     session = Session(target, scripted(known, 7))
     trace = record(session, identity, PROMPT, stop_tokens=[stop], max_tokens=COUNT)
     assert trace.tokens == reply[:offset]
@@ -95,6 +101,26 @@ def test_a_reply_that_is_a_stop_token_alone_has_no_steps(
     trace = record(session, identity, PROMPT, stop_tokens=[first], max_tokens=COUNT)
     assert (trace.header.first_token, trace.tokens, trace.steps) == (first, [], ())
     assert replay_on(target, identity, trace).first is None
+
+
+def test_a_sampled_first_token_is_told_when_it_is_a_stop_token(
+    target: Target, identity: TargetIdentity
+) -> None:
+    """Only the pass that drew it can tell: it is emitted nowhere."""
+    sampling = Sampling(1.3)
+
+    def first(seed: int, stop_tokens: Iterable[int]) -> Trace:
+        return record(
+            Session(target, None), identity, PROMPT, stop_tokens=stop_tokens, sampling=sampling,
+            seed=seed, max_tokens=1,
+        )  # fmt: skip
+
+    for seed in range(8):
+        [token] = first(seed, ()).tokens
+        trace = first(seed, range(VOCAB))
+        assert (trace.header.first_token, trace.tokens, trace.steps) == (token, [], ())
+        assert trace.header.stop_reason == "stop_token"
+        assert replay_on(target, identity, trace).first is None
 
 
 @pytest.mark.parametrize("most", range(1, 10))
@@ -232,14 +258,19 @@ def test_routes_of_every_committed_row_are_recorded(
     write(trace, tmp_path / "trace")
     trace = read_trace(tmp_path / "trace")
     assert replay_on(target, identity, trace).first is None
-    native = trace.routes[3].target_expert_ids_in_native_rank_order
-    wrong = replace(trace.routes[3], target_expert_ids_in_native_rank_order=native[::-1])
-    for routes, field in (
-        ((*trace.routes[:3], wrong, *trace.routes[4:]), "target_expert_ids_in_native_rank_order"),
-        (trace.routes[:-1], "route_count"),
+    last = trace.steps[-1]
+    for place, step, position in (
+        (0, 1, len(PROMPT)),
+        (-1, len(trace.steps), last.sequence_position + last.committed_rows - 1),
     ):
-        header = replace(trace.header, route_count=len(routes))
-        changed = Trace(header, trace.steps, routes, trace.payloads)
+        route = trace.routes[place]
+        native = route.target_expert_ids_in_native_rank_order
+        routes = list(trace.routes)
+        routes[place] = replace(route, target_expert_ids_in_native_rank_order=native[::-1])
+        changed = Trace(trace.header, trace.steps, tuple(routes), trace.payloads)
         report = replay_on(target, identity, changed)
-        assert report.first is not None
-        assert report.first.field == field
+        [found] = report.differences
+        assert found.field == "target_expert_ids_in_native_rank_order"
+        assert (found.step, found.sequence_position, report.steps) == (step, position, step - 1)
+        layer = route.target_route_layer
+        assert (found.recorded, found.native) == ({layer: [*native[::-1]]}, {layer: [*native]})
