@@ -56,7 +56,10 @@ def compare(
     on_reply: Callable[[str, Result], None] | None = None,
 ) -> Comparison:
     """Answer each prompt greedily, plain and then speculatively, turn about so that both meet the
-    same machine. `on_reply` is told each prompt with its speculative reply."""
+    same machine. `on_reply` is told each prompt with its speculative reply.
+
+    engine: strict, or a drafter that fails is compared as one that proposes nothing
+    """
     # One short reply each first: what a first pass sets up belongs to neither rate.
     for speculate in (False, True):
         engine.generate(prompts[0], max_tokens=4, speculate=speculate)

@@ -1,28 +1,16 @@
 """An engine on a target of experts, with a real drafter: loaded from folders as any pair is."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer as RawTokenizer
-from tokenizers import models, pre_tokenizers
 
 from lse_mlx.checkpoints.gate.gate import inspect_pair
 from lse_mlx.checkpoints.resolve import Pair
 from lse_mlx.engine import Engine
 from lse_mlx.loading import load_pair
 from tests.drafters.tiny_dflash2 import save, tiny_config, tiny_tensors
-from tests.tiny_models import VOCAB, on_cpu, random_prompt, save_checkpoint
-
-
-def save_words(folder: Path) -> None:
-    """A tokenizer of exactly as many tokens as the tiny targets have: t0, t1, ..."""
-    raw = RawTokenizer(models.WordLevel({f"t{i}": i for i in range(VOCAB)}, unk_token="t0"))
-    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    raw.save(str(folder / "tokenizer.json"))
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "t3"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(about), "utf-8")
+from tests.tiny_models import VOCAB, on_cpu, random_prompt, save_checkpoint, save_words
 
 
 def save_drafter(folder: Path) -> Path:

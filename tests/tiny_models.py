@@ -247,6 +247,15 @@ def save_tokenizer(folder: Path, template: bool = True) -> Path:
     return folder
 
 
+def save_words(folder: Path) -> None:
+    """Write a tokenizer of exactly as many tokens as the tiny targets have: t0, t1, ..."""
+    raw = RawTokenizer(models.WordLevel({f"t{i}": i for i in range(VOCAB)}, unk_token="t0"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    raw.save(str(folder / "tokenizer.json"))
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "t3"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about), "utf-8")
+
+
 @dataclass
 class RecordingContext:
     """A scripted context that also keeps the features it was given."""

@@ -1,4 +1,4 @@
-"""What the commands share: the choice of a model, and errors as one sentence."""
+"""What the commands share: the choice of a model, the prompt, and errors as one sentence."""
 
 import sys
 from collections.abc import Iterator
@@ -28,6 +28,23 @@ def choose_model(model: str | None) -> str:
         )
     notes.print("No --model given and no Apple GPU here: using the small demo pair.", style="dim")
     return DEMO
+
+
+def read_prompt(prompt: str, raw: bool) -> str:
+    """The prompt, from standard input where it is a dash.
+
+    What a shell puts at the end of standard input, one line end, is not part of it. Raises
+    RequestError for a prompt without text, and for input that is not UTF-8.
+    """
+    try:
+        text = sys.stdin.buffer.read().decode().removesuffix("\n") if prompt == "-" else prompt
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"Standard input is not valid text at byte {error.start}: give it as UTF-8."
+        ) from error
+    if not text.strip() and not (raw and text):
+        raise RequestError("The prompt is empty: give it some text.")
+    return text
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """The demo: the same prompts plain and speculatively, in one run."""
 
-import json
 from typing import Any
 
 import mlx.core as mx
@@ -11,9 +10,9 @@ from lse_mlx.checkpoints.resolve import Pair
 from lse_mlx.cli.common import notes
 from lse_mlx.cli.progress import progress
 from lse_mlx.comparison import Comparison, compare, mlx_lm_rate
-from lse_mlx.demo_pair import HELD_OUT_PROMPTS
 from lse_mlx.errors import RequestError, counted
 from lse_mlx.loading import Registry, load_pair
+from lse_mlx.qualify.prompts import demo_prompts
 from lse_mlx.replies import Result
 
 shown = Console(highlight=False, soft_wrap=True)
@@ -30,13 +29,13 @@ def run_demo(
 
     model: what the user called the pair; registry: of the device kernels. The built-in prompts are
     ones that neither model of the demo pair was trained on. Raises RequestError for a pair without a
-    drafter.
+    drafter, and DraftError for one that fails: without it there would be nothing to compare.
     """
     prompts = [prompt] if prompt is not None else built_in_prompts()
     if pair.drafter is None:
         raise RequestError(f"The demo compares with and without a drafter: give {model!r} one.")
     with progress() as told:
-        engine = load_pair(pair, registry=registry, progress=told)
+        engine = load_pair(pair, registry=registry, strict_draft=True, progress=told)
     with engine:
         comparison = compare(engine, prompts, max_tokens, None if quiet else _show_reply)
         first = engine.tokenizer.encode(prompts[0])
@@ -60,8 +59,7 @@ def run_demo(
 
 def built_in_prompts() -> list[str]:
     """The first prompts of the demo pair's held-out list, on which it was never trained."""
-    held = json.loads(HELD_OUT_PROMPTS.read_text(encoding="utf-8"))
-    return [entry["prompt"] for entry in held[:PROMPTS]]
+    return demo_prompts()[:PROMPTS]
 
 
 def _replies(comparison: Comparison) -> list[dict[str, Any]]:

@@ -4,14 +4,11 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated
-
-import typer
 
 from lse_mlx.checkpoints.resolve import AUTO
 from lse_mlx.checkpoints.target_config import read_vocab_size
 from lse_mlx.cli import reply_options as reply
-from lse_mlx.cli.common import choose_model, notes, one_sentence_errors
+from lse_mlx.cli.common import choose_model, notes, one_sentence_errors, read_prompt
 from lse_mlx.cli.kernels import Exact, Kernels, RequireDeviceKernels, kernel_registry
 from lse_mlx.cli.options import (
     AsJson,
@@ -19,6 +16,8 @@ from lse_mlx.cli.options import (
     MaxTokens,
     ModelOrApple,
     NoDrafter,
+    Prompt,
+    Raw,
     StrictDraft,
     Yes,
     check_drafter,
@@ -33,17 +32,8 @@ from lse_mlx.replies import Piece, Result
 
 
 def generate(
-    prompt: Annotated[
-        str,
-        typer.Argument(
-            help='What to answer; "-" reads standard input. Put "--" before a prompt that begins '
-            "with a dash.",
-            metavar="PROMPT",
-        ),
-    ],
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Take the prompt as it stands, without a chat template.")
-    ] = False,
+    prompt: Prompt,
+    raw: Raw = False,
     as_json: AsJson = False,
     model: ModelOrApple = None,
     drafter: Drafter = AUTO,
@@ -109,23 +99,6 @@ def generate(
             engine = load_pair(pair, registry=registry, strict_draft=strict_draft, progress=told)
         with engine:
             show_reply(engine.stream(text, raw=raw, **options), as_json)
-
-
-def read_prompt(prompt: str, raw: bool) -> str:
-    """The prompt, from standard input where it is a dash.
-
-    What a shell puts at the end of standard input, one line end, is not part of it. Raises
-    RequestError for a prompt without text, and for input that is not UTF-8.
-    """
-    try:
-        text = sys.stdin.buffer.read().decode().removesuffix("\n") if prompt == "-" else prompt
-    except UnicodeDecodeError as error:
-        raise RequestError(
-            f"Standard input is not valid text at byte {error.start}: give it as UTF-8."
-        ) from error
-    if not text.strip() and not (raw and text):
-        raise RequestError("The prompt is empty: give it some text.")
-    return text
 
 
 def show_reply(pieces: Iterator[Piece], as_json: bool) -> None:

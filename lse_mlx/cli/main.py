@@ -19,6 +19,7 @@ from lse_mlx.cli.pair import AllowRevisionMismatch, Offline, open_pair
 from lse_mlx.cli.pull import pull
 from lse_mlx.cli.qualify import qualify
 from lse_mlx.cli.replay import replay
+from lse_mlx.cli.reply_options import named_as_options
 from lse_mlx.cli.selftest import selftest
 from lse_mlx.cli.trace import trace
 from lse_mlx.cli.warmup import run_warmup
@@ -72,7 +73,8 @@ def demo(
 ) -> None:
     """Decode the same prompts plain and speculatively, and show texts, speeds and their ratio."""
     with one_sentence_errors():
-        Limits(frozenset(), max_tokens, room=1)
+        with named_as_options():
+            Limits(frozenset(), max_tokens, room=1)
         registry = kernel_registry(kernels, exact, require_device_kernels)
         if model is None:
             notes.print("Using the small demo pair; --model names another.", style="dim")

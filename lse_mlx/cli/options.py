@@ -1,4 +1,4 @@
-"""Options that several commands share: which models, how long a reply, what to print."""
+"""Arguments that several commands share: the prompt, which models, how long a reply, what to print."""
 
 from typing import Annotated
 
@@ -11,6 +11,18 @@ MODELS = "Models"
 """The heading in `--help` under which options about checkpoints stand."""
 
 ENDS = "Where the reply ends"
+
+Prompt = Annotated[
+    str,
+    typer.Argument(
+        help='What to answer; "-" reads standard input. Put "--" before a prompt that begins with a '
+        "dash.",
+        metavar="PROMPT",
+    ),
+]
+Raw = Annotated[
+    bool, typer.Option("--raw", help="Take the prompt as it stands, without a chat template.")
+]
 
 _TARGET = (
     "Target: a pair's name (`lse-mlx models` lists them), a folder, or a Hugging Face repository."
@@ -61,7 +73,12 @@ Yes = Annotated[
     ),
 ]
 MaxTokens = Annotated[
-    int, typer.Option(help="The most tokens of a reply.", metavar="N", rich_help_panel=ENDS)
+    int,
+    typer.Option(
+        help="The most tokens of a reply; any number, as it also ends where the context is full.",
+        metavar="N",
+        rich_help_panel=ENDS,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 

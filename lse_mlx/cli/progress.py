@@ -1,9 +1,12 @@
-"""How long work on files shows on the command line."""
+"""How long work shows on the command line: bytes as bars, checks as one line."""
 
-from contextlib import AbstractContextManager, nullcontext
+import json
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     TaskID,
@@ -13,9 +16,11 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 from rich.progress import Progress as RichProgress
+from rich.status import Status
 
 from lse_mlx.checkpoints.progress import COUNTED_PHASES, Lines, Progress
 from lse_mlx.cli.common import notes
+from lse_mlx.errors import printable
 
 
 class Bar:
@@ -76,3 +81,37 @@ class Bar:
 def progress(console: Console = notes) -> AbstractContextManager[Progress]:
     """What shows the work of one command inside a `with` block: a bar on a terminal, else lines."""
     return Bar(console) if console.is_terminal else nullcontext(Lines())
+
+
+class Line:
+    """Progress as one line of a terminal that changes: what is being done, and how far it is."""
+
+    def __init__(self, status: Status):
+        self._status = status
+
+    def note(self, text: str) -> None:
+        pass
+
+    def advance(self, phase: str, done: int, total: int, tensor: str = "") -> None:
+        what = f": {printable(tensor)}" if tensor else ""
+        self._status.update(escape(f"{phase}, {done} of {total}{what}"))
+
+
+class CheckLines(Lines):
+    """Progress as lines, one for each tenth of a phase, with the check that is next in quotes."""
+
+    def __init__(self) -> None:
+        super().__init__(percent=10, field="check")
+
+    def advance(self, phase: str, done: int, total: int, tensor: str = "") -> None:
+        super().advance(phase, done, total, json.dumps(tensor) if tensor else "")
+
+
+@contextmanager
+def shown_progress(console: Console) -> Iterator[Progress]:
+    """A line that changes on a terminal, else lines."""
+    if not console.is_terminal:
+        yield CheckLines()
+        return
+    with console.status("checking") as status:
+        yield Line(status)

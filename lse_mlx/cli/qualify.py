@@ -1,7 +1,6 @@
 """`lse-mlx qualify`: the promotion ladder of a pair, rung by rung."""
 
 import json
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
@@ -11,20 +10,20 @@ from rich.console import Console
 from rich.table import Table
 
 from lse_mlx import demo_pair
-from lse_mlx.checkpoints.conversion.places import CacheSettings
+from lse_mlx.checkpoints.gate.gate import inspect_pair
 from lse_mlx.checkpoints.hub.hub import Hub
-from lse_mlx.checkpoints.prepare import prepare_pair
 from lse_mlx.checkpoints.resolve import AUTO, resolve_pair
 from lse_mlx.cli.common import notes, one_sentence_errors
 from lse_mlx.cli.kernels import Exact, Kernels, RequireDeviceKernels, kernel_registry
 from lse_mlx.cli.options import MODELS, AsJson, Yes
 from lse_mlx.cli.pair import AllowRevisionMismatch, Offline, open_pair
-from lse_mlx.cli.progress import progress
-from lse_mlx.cli.selftest import shown_progress
+from lse_mlx.cli.progress import progress, shown_progress
+from lse_mlx.engine import Engine
 from lse_mlx.errors import RequestError, printable
 from lse_mlx.loading import load_pair
-from lse_mlx.qualify.pair import Ladder, Opened, Report
+from lse_mlx.qualify.ladder import Ladder, Report
 from lse_mlx.qualify.prompts import demo_prompts, read_prompts
+from lse_mlx.traces.identity import TargetIdentity, identify
 
 FAILED = 1
 """Exit status where a rung failed."""
@@ -77,29 +76,19 @@ def qualify(
             raise RequestError(f"No drafter is registered for {model!r}: give one with --drafter.")
         if held_out is None and found.drafter.resolve() == demo_pair.DRAFTER.resolve():
             held_out = demo_prompts()
-        # Whatever has to be asked is asked now, before a line of progress is on the screen.
-        alone = open_pair(model, None, offline, allow_revision_mismatch, yes)
+        gate, pair = inspect_pair(found.target, found.drafter), found
+        if gate.accepts(allow_revision_mismatch):
+            # Whatever has to be asked is asked now, before a line of progress is on the screen.
+            folders = str(found.target), str(found.drafter)
+            pair = open_pair(*folders, offline, allow_revision_mismatch, yes)
         with shown_progress(notes) as told:
 
-            def open_both() -> Opened:
-                both = prepare_pair(
-                    model,
-                    drafter,
-                    hub=Hub(offline=offline),
-                    settings=CacheSettings.from_environment(os.environ),
-                    progress=told,
-                    allow_revision_mismatch=allow_revision_mismatch,
-                )
-                return both, load_pair(both, registry=registry, progress=told)
+            def load() -> tuple[Engine, TargetIdentity]:
+                identity = identify(pair.target, told)
+                engine = load_pair(pair, registry=registry, strict_draft=True, progress=told)
+                return engine, identity
 
-            ladder = Ladder(
-                found,
-                open_target=lambda: (alone, load_pair(alone, registry=registry, warm=False)),
-                open_pair=open_both,
-                held_out=held_out,
-                progress=told,
-                allow_revision_mismatch=allow_revision_mismatch,
-            )
+            ladder = Ladder(found, gate, load, held_out, told, allow_revision_mismatch)
             report = ladder.climb()
         if as_json:
             print(json.dumps(report.as_dict(), allow_nan=False))
@@ -121,7 +110,7 @@ def show(report: Report) -> None:
     console.print(table)
     tally = Counter(outcome.status for outcome in report.outcomes)
     counts = ", ".join(f"{count} {status}" for status, count in tally.items())
-    console.print(f"{counts}, in {report.seconds:.1f} s")
+    console.print(f"{counts}, in {report.seconds:.1f} s; --json has each criterion and all figures")
     for outcome in report.outcomes:
         if outcome.status == "failed":
             console.print(f"{outcome.name} failed: {printable(outcome.says)}", soft_wrap=True)

@@ -1,6 +1,9 @@
 """The options about one reply: how its tokens are chosen, and where it ends."""
 
-from collections.abc import Mapping, Sequence
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +14,7 @@ from lse_mlx.decode.rules import Penalties, Rules
 from lse_mlx.decode.sampling import Sampling
 from lse_mlx.decode.stop_strings import check_stops
 from lse_mlx.decode.stopping import Limits
-from lse_mlx.engine import check_token_ids, check_top_logprobs
+from lse_mlx.engine import MOST_LOGPROBS, Engine, check_token_ids, check_top_logprobs
 from lse_mlx.errors import RequestError
 
 CHOICE = "How tokens are chosen"
@@ -52,7 +55,8 @@ LogitBias = Annotated[
 TopLogprobs = Annotated[
     int | None,
     typer.Option(
-        help="In --json, give each token's log-probability and the N likeliest tokens, 0 to 20.",
+        help="In --json, give each token's log-probability and the N likeliest tokens, 0 to "
+        f"{MOST_LOGPROBS}.",
         metavar="N",
         rich_help_panel=CHOICE,
     ),
@@ -128,26 +132,46 @@ def bias_of(given: Sequence[str]) -> dict[int, float]:
     return bias
 
 
+_OPTIONS = {
+    name: f"--{name.removesuffix('s') if name == 'stop_token_ids' else name}".replace("_", "-")
+    for name in inspect.signature(Engine.stream).parameters
+}
+# A name of one word may also be a word: it is the name where the sentence begins with it.
+_NAMES = re.compile("|".join(rf"\b{name}\b" if "_" in name else f"^{name}\\b" for name in _OPTIONS))
+
+
+@contextmanager
+def named_as_options() -> Iterator[None]:
+    """Let a RequestError name what it is about as the command line does: --top-k, not top_k."""
+    try:
+        yield
+    except RequestError as error:
+        said = _NAMES.sub(lambda found: _OPTIONS[found[0]], str(error))
+        raise RequestError(said.replace(", or None.", ".")) from error
+
+
 def checked(**options: Any) -> dict[str, Any]:
     """Options of `Engine.stream`, for a command to check before it downloads or loads anything.
 
     Raises RequestError for whatever no model can serve; `check_vocabulary` does the rest.
     """
-    Sampling(*(options[name] for name in ("temperature", "top_k", "top_p", "min_p")))
-    Limits(frozenset(), options["max_tokens"], room=1)
-    Streams.from_seed(options["seed"] or 0)
-    check_stops(options["stop"])
-    check_top_logprobs(options["top_logprobs"])
-    some_id = frozenset({0})  # which tokens end a reply is the model's to say
-    least, ends, most = (options[name] for name in ("min_tokens", "end_tokens", "max_tokens"))
-    Rules(_penalties(options), some_id, least, ends, most)
+    with named_as_options():
+        Sampling(*(options[name] for name in ("temperature", "top_k", "top_p", "min_p")))
+        Limits(frozenset(), options["max_tokens"], room=1)
+        Streams.from_seed(options["seed"] or 0)
+        check_stops(options["stop"])
+        check_top_logprobs(options["top_logprobs"])
+        some_id = frozenset({0})  # which tokens end a reply is the model's to say
+        least, ends, most = (options[name] for name in ("min_tokens", "end_tokens", "max_tokens"))
+        Rules(_penalties(options), some_id, least, ends, most)
     return options
 
 
 def check_vocabulary(options: Mapping[str, Any], vocab_size: int) -> None:
     """Raise RequestError for token ids that a vocabulary of `vocab_size` does not have."""
-    check_token_ids("stop_token_ids", options["stop_token_ids"], vocab_size)
-    _penalties(options).check_vocab(vocab_size)
+    with named_as_options():
+        check_token_ids("stop_token_ids", options["stop_token_ids"], vocab_size)
+        _penalties(options).check_vocab(vocab_size)
 
 
 def _penalties(options: Mapping[str, Any]) -> Penalties:

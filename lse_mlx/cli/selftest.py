@@ -4,22 +4,18 @@ import json
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.status import Status
 from rich.table import Table
 
 from lse_mlx.checkpoints.conversion.places import CacheSettings
-from lse_mlx.checkpoints.progress import Lines, Progress
 from lse_mlx.cli.common import notes, one_sentence_errors
 from lse_mlx.cli.kernels import RequireDeviceKernels, kernel_registry
+from lse_mlx.cli.progress import shown_progress
 from lse_mlx.errors import RequestError, printable, reason
 from lse_mlx.loading import with_kernels
 from lse_mlx.selftest.checks import Outcome
@@ -77,40 +73,6 @@ def deliver(report: SelftestReport, as_json: bool, file: Path | None, verbose: b
         else:
             show(report, verbose)
     return FAILED if report.failed else 0
-
-
-class Line:
-    """Progress as one line of a terminal that changes: what is being done, and how far it is."""
-
-    def __init__(self, status: Status):
-        self._status = status
-
-    def note(self, text: str) -> None:
-        pass
-
-    def advance(self, phase: str, done: int, total: int, tensor: str = "") -> None:
-        what = f": {printable(tensor)}" if tensor else ""
-        self._status.update(escape(f"{phase}, {done} of {total}{what}"))
-
-
-class CheckLines(Lines):
-    """Progress as lines, one for each tenth of a phase, with the check that is next in quotes."""
-
-    def __init__(self) -> None:
-        super().__init__(percent=10, field="check")
-
-    def advance(self, phase: str, done: int, total: int, tensor: str = "") -> None:
-        super().advance(phase, done, total, json.dumps(tensor) if tensor else "")
-
-
-@contextmanager
-def shown_progress(console: Console) -> Iterator[Progress]:
-    """A line that changes on a terminal, else lines."""
-    if not console.is_terminal:
-        yield CheckLines()
-        return
-    with console.status("checking") as status:
-        yield Line(status)
 
 
 def writable_file(output: Path) -> Path:

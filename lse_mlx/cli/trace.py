@@ -9,8 +9,8 @@ import typer
 from lse_mlx.checkpoints.conversion.new_folder import check_new
 from lse_mlx.checkpoints.resolve import AUTO
 from lse_mlx.cli import reply_options as reply
-from lse_mlx.cli.common import choose_model, notes, one_sentence_errors
-from lse_mlx.cli.generate import read_prompt
+from lse_mlx.cli import route_options as experts
+from lse_mlx.cli.common import choose_model, notes, one_sentence_errors, read_prompt
 from lse_mlx.cli.kernels import Exact, Kernels, RequireDeviceKernels, kernel_registry
 from lse_mlx.cli.options import (
     AsJson,
@@ -18,6 +18,8 @@ from lse_mlx.cli.options import (
     MaxTokens,
     ModelOrApple,
     NoDrafter,
+    Prompt,
+    Raw,
     Yes,
     check_drafter,
 )
@@ -30,6 +32,8 @@ from lse_mlx.engine import MAX_TOKENS
 from lse_mlx.errors import RequestError, counted, printable
 from lse_mlx.loading import load_pair
 from lse_mlx.protocol.trace import Trace
+from lse_mlx.routes.report import RouteReport
+from lse_mlx.routes.sidecar import RouteSidecar
 from lse_mlx.traces.identity import identify
 from lse_mlx.traces.recording import record, write
 
@@ -37,14 +41,7 @@ PAYLOAD, DIGEST = "payload", "digest"
 
 
 def trace(
-    prompt: Annotated[
-        str,
-        typer.Argument(
-            help='What to answer; "-" reads standard input. Put "--" before a prompt that begins '
-            "with a dash.",
-            metavar="PROMPT",
-        ),
-    ],
+    prompt: Prompt,
     out: Annotated[
         Path, typer.Option(help="A folder to make; it must not exist yet.", metavar="DIR")
     ],
@@ -55,9 +52,7 @@ def trace(
             metavar="WHICH",
         ),
     ] = PAYLOAD,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Take the prompt as it stands, without a chat template.")
-    ] = False,
+    raw: Raw = False,
     as_json: AsJson = False,
     model: ModelOrApple = None,
     drafter: Drafter = AUTO,
@@ -71,6 +66,10 @@ def trace(
     min_p: reply.MinP = 0.0,
     seed: reply.Seed = None,
     max_tokens: MaxTokens = MAX_TOKENS,
+    predict: experts.Predict = None,
+    store_bandwidth: experts.StoreBandwidth = None,
+    store_latency: experts.StoreLatency = None,
+    store_cache: experts.StoreCache = None,
     kernels: Kernels = "auto",
     exact: Exact = False,
     require_device_kernels: RequireDeviceKernels = False,
@@ -80,11 +79,13 @@ def trace(
     `lse-mlx replay DIR` lets the target decide all of it again.
     """
     with one_sentence_errors():
-        sampling = Sampling(temperature, top_k, top_p, min_p)
-        Limits(frozenset(), max_tokens, room=1)
-        Streams.from_seed(seed or 0)
+        with reply.named_as_options():
+            sampling = Sampling(temperature, top_k, top_p, min_p)
+            Limits(frozenset(), max_tokens, room=1)
+            Streams.from_seed(seed or 0)
         if hidden not in (PAYLOAD, DIGEST):
             raise RequestError(f"--hidden is {hidden[:60]!r}: give {PAYLOAD!r} or {DIGEST!r}.")
+        costs = experts.costs_of(predict, store_bandwidth, store_latency, store_cache)
         check_drafter(drafter, no_drafter)
         check_new(out)
         registry = kernel_registry(kernels, exact, require_device_kernels)
@@ -93,12 +94,14 @@ def trace(
         pair = open_pair(
             chosen, None if no_drafter else drafter, offline, allow_revision_mismatch, yes
         )
+        predictor = None if predict is None else experts.predictor_for(pair.target)
         with progress() as told:
             engine = load_pair(pair, registry=registry, progress=told)
             identity = identify(pair.target, told)
         with engine:
+            sidecar = None if predictor is None else RouteSidecar(engine.target, predictor, costs)
             recorded = record(
-                engine.session(),
+                engine.session() if sidecar is None else sidecar.session(engine.drafter),
                 identity,
                 engine.tokenizer.encode(text, raw),
                 stop_tokens=engine.tokenizer.stop_tokens,
@@ -108,11 +111,15 @@ def trace(
                 keep_hidden=hidden == PAYLOAD,
             )
             write(recorded, out)
-            show(recorded, out, engine.tokenizer.decode(recorded.tokens), as_json)
+            report = None if sidecar is None else sidecar.report(settled=True)
+            show(recorded, out, engine.tokenizer.decode(recorded.tokens), report, as_json)
 
 
-def show(recorded: Trace, out: Path, text: str, as_json: bool) -> None:
-    """Print the reply and on stderr where its trace is, or one JSON object with both."""
+def show(recorded: Trace, out: Path, text: str, report: RouteReport | None, as_json: bool) -> None:
+    """Print the reply and on stderr where its trace is, or one JSON object with both.
+
+    report: of predicted routes, shown in the same place; None where nothing was predicted
+    """
     header, tokens = recorded.header, recorded.tokens
     if as_json:
         said = {
@@ -126,6 +133,7 @@ def show(recorded: Trace, out: Path, text: str, as_json: bool) -> None:
             "target_model_revision": header.target_model_revision,
             "request_owner": header.request_owner,
             "request_generation": header.request_generation,
+            "predictions": None if report is None else report.as_dict(),
         }
         print(json.dumps(said, ensure_ascii=False))
         return
@@ -135,3 +143,5 @@ def show(recorded: Trace, out: Path, text: str, as_json: bool) -> None:
         figures.append(f"seed {header.seed}")
     told = f"{', '.join(figures)}, ended by {header.stop_reason}: {printable(str(out))}"
     notes.print(told, style="dim", markup=False)
+    if report is not None:
+        notes.print(experts.figures(report), style="dim", markup=False)

@@ -38,7 +38,7 @@ def _checked_bias(given: Any) -> dict[int, float]:
     for key, value in given.items():
         token = int(key) if isinstance(key, str) and DECIMAL_ID.fullmatch(key) else key
         check_integer("logit_bias id", token, 0, "a token id, 0 or above")
-        wanted = "a finite number from -1e30 to 1e30"
+        wanted = f"a finite number from {-MAX_BIAS:g} to {MAX_BIAS:g}"
         check_number(f"logit_bias of token {shown(int(token))}", value, -MAX_BIAS, MAX_BIAS, wanted)
         if int(token) in bias:
             raise RequestError(
@@ -81,10 +81,10 @@ class Penalties:
             self.repetition,
             1 / MAX_REPETITION,
             MAX_REPETITION,
-            "a number from 0.001 to 1000, where 1 is no penalty",
+            f"a number from {1 / MAX_REPETITION:g} to {MAX_REPETITION:g}, where 1 is no penalty",
         )
         for name, value in (("presence", self.presence), ("frequency", self.frequency)):
-            wanted = "a number from -100 to 100, where 0 is no penalty"
+            wanted = f"a number from {-MAX_PENALTY:g} to {MAX_PENALTY:g}, where 0 is no penalty"
             check_number(f"{name}_penalty", value, -MAX_PENALTY, MAX_PENALTY, wanted)
         for name in ("repetition", "presence", "frequency"):
             window = getattr(self, f"{name}_window")

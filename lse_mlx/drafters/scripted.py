@@ -1,4 +1,4 @@
-"""Drafters that say what a script tells them: for tests of decoding, where the draft is chosen.
+"""Drafters that say what a script tells them: for tests of decoding and for replays of a recording.
 
     ScriptedDrafter.right(sequence)             drafts the known continuation
     ScriptedDrafter.right_for(sequence, k, vocab_size)
@@ -17,8 +17,10 @@ from lse_mlx.drafters.base import Proposal, Uniform
 from lse_mlx.drafters.live_rows import LiveRows
 from lse_mlx.errors import DraftError
 
-Script = Callable[[int, int], list[int]]
-"""(position of the anchor, how many proposals this context made before) -> drafted tokens."""
+Script = Callable[[int, int], list[int] | Proposal]
+"""(position of the anchor, how many proposals this context made before) -> what to propose.
+
+Tokens are proposed with all of each q on them; a proposal goes out as it is."""
 
 
 @dataclass
@@ -42,15 +44,15 @@ class ScriptedContext:
         self.rows.append(first, features.shape[0])
 
     def propose(self, anchor: int, temperature: float, uniform: Uniform) -> Proposal:
-        """The script's tokens, each with all of its q on itself; draws no uniform.
+        """What the script says; draws no uniform, which leaves the request's other draws alone.
 
         Raises DraftError if nothing was appended yet or the script has no draft left.
         """
         if not self.rows.live:
             raise DraftError("A draft needs context: append the prompt's rows before proposing.")
-        tokens = self.script(self.position, self.drafts_made)
+        said = self.script(self.position, self.drafts_made)
         self.drafts_made += 1
-        return Proposal.certain(tokens)
+        return said if isinstance(said, Proposal) else Proposal.certain(said)
 
 
 @dataclass(frozen=True)

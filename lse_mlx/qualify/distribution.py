@@ -1,4 +1,8 @@
-"""The rung that looks at sampling: with the drafter, tokens are distributed as the target's own."""
+"""The rung that looks at sampling: with the drafter, tokens are distributed as the target's own.
+
+Thousands of passes over few beginnings would be the same work again and again, so each is run once,
+from a fresh state. A state that sampling spoils is therefore seen by golden replay, not here.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +19,7 @@ from lse_mlx.decode.stopping import Limits
 from lse_mlx.decode.timings import Timings
 from lse_mlx.drafters.base import DraftContext, Drafter, Proposal, Uniform
 from lse_mlx.qualify.chi_square import p_value
-from lse_mlx.qualify.ladder import Finding
+from lse_mlx.qualify.rung import Finding
 from lse_mlx.target.model import Pass, Target
 
 EMITTED = 3
@@ -45,7 +49,7 @@ def sampling_distribution(
     failure = None
     remembered = RememberedTarget(target)
     for sampling in SETTINGS:
-        laws = [(law(target, prompt, sampling), prompt) for prompt in prompts]
+        laws = [(law(remembered, prompt, sampling), prompt) for prompt in prompts]
         exact, prompt = max(laws, key=lambda found: entropy(found[0]))
         counts, timings = draw(remembered, drafter, prompt, sampling, draws)
         p = p_value(counts, exact)
@@ -61,7 +65,7 @@ def sampling_distribution(
     return Finding(says, {"settings": figures}, failure)
 
 
-def law(target: Target, prompt: list[int], sampling: Sampling) -> dict[Reply, float]:
+def law(target: "RememberedTarget", prompt: list[int], sampling: Sampling) -> dict[Reply, float]:
     """The probability of every reply of `EMITTED` tokens, from a plain pass after each beginning."""
     chances: dict[Reply, float] = {(): 1.0}
     for _ in range(EMITTED):
@@ -160,7 +164,9 @@ class RememberedTarget:
     """
 
     target: Target
-    _answers: dict[tuple[Reply, Reply, bool], Pass] = field(default_factory=dict, repr=False)
+    _answers: dict[tuple[Reply, Reply, tuple[int, ...], bool], Pass] = field(
+        default_factory=dict, repr=False
+    )
 
     @property
     def vocab_size(self) -> int:
@@ -185,7 +191,7 @@ class RememberedTarget:
         self, tokens: list[int], state: RememberedState, taps: tuple[int, ...], open_pass: bool
     ) -> Pass:
         state.open = tuple(tokens)
-        key = (state.committed, state.open, open_pass)
+        key = (state.committed, state.open, taps, open_pass)
         if key not in self._answers:
             fresh = self.target.new_state()
             if state.committed:

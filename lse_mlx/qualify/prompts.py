@@ -25,8 +25,8 @@ def read_prompts(path: Path) -> list[str]:
     """The prompts in a file, in its order.
 
     A JSON list holds texts, or objects with a text under "prompt". Anything else is text with a prompt
-    a line; empty lines do not count. Raises RequestError for a file that cannot be read as UTF-8 or
-    holds no prompt.
+    a line; empty lines do not count. Raises RequestError for a file that cannot be read as UTF-8, holds
+    no prompt, or begins as a JSON object does.
     """
     named = printable(str(path))
     try:
@@ -35,6 +35,11 @@ def read_prompts(path: Path) -> list[str]:
         raise RequestError(
             f"The prompts in {named} cannot be read ({reason(error)}): give a file of UTF-8 text."
         ) from error
+    if text.lstrip().startswith("{"):
+        raise RequestError(
+            f"{named} begins as a JSON object, which is no prompt: give a JSON list, or a text with a "
+            "prompt a line."
+        )
     if text.lstrip().startswith("["):
         try:
             prompts = _texts(json.loads(text), path)

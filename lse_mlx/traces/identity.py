@@ -14,6 +14,7 @@ from lse_mlx.checkpoints.hashing import hash_files
 from lse_mlx.checkpoints.names import CONFIG
 from lse_mlx.checkpoints.progress import Progress, Silent
 from lse_mlx.errors import CheckpointError, printable
+from lse_mlx.protocol.fields import LONGEST_TEXT
 from lse_mlx.target.model import Target
 
 PHASE = "hash-target"
@@ -57,7 +58,7 @@ def device_of(target: Target) -> str:
     name = f"{registry.form} on {chip}, MLX {version('mlx')}"
     if registry.on_device:  # where other kernels are another device
         name += f", {registry.choices.mode} kernels{', exact' if registry.choices.exact else ''}"
-    return printable(name)[:200]
+    return printable(name)[:LONGEST_TEXT]
 
 
 def _revision(files: Sequence[Path], progress: Progress, phase: str) -> str:

@@ -69,6 +69,21 @@ def test_a_target_without_a_drafter_has_nothing_to_compare(tmp_path: Path):
     assert "drafter" in result.stderr
 
 
+def test_a_drafter_that_breaks_is_no_comparison(broken_drafter: Path):
+    """Without it the texts would be the same, which is what is asked."""
+    options = ["--prompt", "Tell me about the moon.", "--max-tokens", "8", "--json"]
+    result = CliRunner().invoke(app, ["demo", "--drafter", str(broken_drafter), *options])
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.splitlines()[-1].startswith("error: ")
+
+
+def test_a_limit_that_leaves_no_token_is_named_as_the_option():
+    result = CliRunner().invoke(app, ["demo", "--max-tokens", "0"])
+    assert result.exit_code == 2
+    assert result.stderr == "error: --max-tokens is 0: give a count of at least 1.\n"
+
+
 def test_one_prompt_is_one_prompt(report: dict):
     shown = Console(file=io.StringIO(), width=100)
     shown.print(_table(report), _table(report | {"prompts": 1}))

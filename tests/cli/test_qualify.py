@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from lse_mlx import demo_pair
 from lse_mlx.cli import qualify as command
 from lse_mlx.cli.main import app
-from lse_mlx.qualify.ladder import Outcome
-from lse_mlx.qualify.pair import Report
+from lse_mlx.qualify.ladder import Report
+from lse_mlx.qualify.rung import Outcome
 from tests.checkpoints.gate.sparse_checkpoints import hollow, read_json, write_json
 from tests.tiny_models import save_checkpoint, save_tokenizer
 
@@ -41,8 +41,8 @@ def test_the_demo_pair_passes_every_rung_that_runs_here(demo: Any) -> None:
     said = json.loads(demo.stdout)
     assert said["qualified"] is True
     assert [(rung["name"], rung["status"]) for rung in said["rungs"]] == [
-        ("schema validation", "passed"),
         ("gate", "passed"),
+        ("schema validation", "passed"),
         ("golden replay", "passed"),
         ("held-out acceptance", "passed"),
         ("greedy equality", "passed"),
@@ -57,7 +57,7 @@ def test_the_demo_pair_passes_every_rung_that_runs_here(demo: Any) -> None:
 
 def test_its_figures_stand_behind_it(demo: Any) -> None:
     figures = {rung["name"]: rung["figures"] for rung in json.loads(demo.stdout)["rungs"]}
-    assert figures["golden replay"]["changes"] == 40
+    assert figures["golden replay"]["changes"] == 12
     assert figures["held-out acceptance"]["prompts"] == 12
     assert figures["greedy equality"]["exact"] is True
     assert all(one["p"] > 0.001 for one in figures["sampling distribution"]["settings"])
@@ -75,10 +75,18 @@ def test_a_refused_drafter_fails_and_later_rungs_are_not_reached(tmp_path: Path)
     assert result.exit_code == 1
     lines = [line.split("│") for line in result.stdout.splitlines() if line.startswith("│")]
     cells = {line[1].strip(): line[2].strip() for line in lines if line[1].strip()}
-    assert cells["schema validation"] == "passed"
     assert cells["gate"] == "failed"
-    assert cells["golden replay"] == cells["latency on the target hardware"] == "not reached"
+    assert cells["schema validation"] == cells["latency on the target hardware"] == "not reached"
     assert "vocab_size" in result.stdout
+
+
+def test_a_drafter_that_breaks_fails_and_nothing_takes_its_place(broken_drafter: Path) -> None:
+    result = run("--model", "demo", "--drafter", str(broken_drafter), "--json")
+    assert result.exit_code == 1
+    first, *others = json.loads(result.stdout)["rungs"]
+    assert (first["name"], first["status"]) == ("gate", "failed")
+    assert "check the drafter's weights" in first["says"]
+    assert {rung["status"] for rung in others} == {"not reached"}
 
 
 def test_a_target_without_a_drafter_has_nothing_to_qualify(tmp_path: Path) -> None:
@@ -107,5 +115,5 @@ def test_the_table_says_why_and_what_was_asked(monkeypatch: pytest.MonkeyPatch) 
     command.show(Report("target", "drafter", outcomes, 1.5))
     text = shown.getvalue()
     assert "equality failed: Token 3 differs." in text
-    assert "1 passed, 1 failed, 1 not reached, in 1.5 s" in text
+    assert "1 passed, 1 failed, 1 not reached, in 1.5 s; --json has each criterion" in text
     assert "It holds where nothing changes." in text

@@ -11,7 +11,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from lse_mlx.cli.main import app
-from lse_mlx.cli.selftest import deliver, show, shown_progress, writable_file, write_whole
+from lse_mlx.cli.progress import shown_progress
+from lse_mlx.cli.selftest import deliver, show, writable_file, write_whole
 from lse_mlx.selftest.checks import Outcome
 from lse_mlx.selftest.report import SelftestReport
 from tests.tiny_models import on_cpu

@@ -4,11 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from lse_mlx.cli.main import app
 from lse_mlx.protocol.trace_files import read_trace
+from lse_mlx.routes.store import StoreCosts
+from tests.routes.slow_store import SlowPass, SlowStore
+from tests.tiny_models import load_tiny, on_cpu, save_checkpoint, save_words
 
 PROMPT = "Write a story about a shy fox."
 
@@ -68,9 +73,138 @@ def test_a_prompt_comes_from_standard_input(tmp_path: Path) -> None:
     assert one == another
 
 
+# A mixture of experts
+
+WORDS = "t9 t41 t17 t80 t33"
+LAYERS, EXPERTS = 5, 12
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = save_checkpoint(tmp_path_factory.mktemp("mixture") / "target", "moe-q4")
+    save_words(folder)
+    return folder
+
+
+def traced(mixture: Path, out: Path, *options: str) -> Any:
+    return run(
+        WORDS, "--raw", "--model", str(mixture), "--no-drafter", "--max-tokens", "14",
+        "--out", str(out), *options,
+    )  # fmt: skip
+
+
+def expert_bytes(folder: Path) -> int:
+    """Of one expert, as the file holds it; every layer's are as large."""
+    weights: Any = mx.load(str(folder / "model.safetensors"))
+    held = sum(w.nbytes for name, w in weights.items() if ".switch_mlp." in name)
+    return held // (LAYERS * EXPERTS)
+
+
+def slow_run(mixture: Path, out: Path, costs: StoreCosts) -> SlowStore:
+    """What is in the folder, run through the slow store of the tests, a row a pass."""
+    trace = read_trace(out)
+    prompt = list(trace.header.prompt_token_ids)
+    with on_cpu():  # what a prediction of the first pass knows
+        target = load_tiny(mixture)
+        read = target.advance(prompt, target.new_state(), ()).routes
+        last = {layer: tuple(np.array(chosen)[-1].tolist()) for layer, chosen in read.items()}
+    slow = SlowStore(costs, expert_bytes(mixture), LAYERS)
+    for step in trace.steps:
+        at = step.sequence_position
+        routes = {
+            r.target_route_layer: r.target_expert_ids_in_native_rank_order
+            for r in trace.routes
+            if r.sequence_position == at
+        }
+        guesses = [(layer, at, last[layer]) for layer in range(LAYERS)]
+        slow.run(SlowPass(at, 1, {k: [list(chosen)] for k, chosen in routes.items()}, guesses))
+        last = routes
+    slow.finish()
+    return slow
+
+
+@pytest.mark.parametrize(
+    ("options", "costs"),
+    [
+        ([], StoreCosts()),
+        (
+            ["--store-bandwidth", "2", "--store-latency", "5", "--store-cache", "0"],
+            StoreCosts(bytes_per_us=2, latency_us=5, cache_bytes=0),
+        ),
+    ],
+    ids=["default store", "slow store"],
+)
+def test_predicted_experts_are_recorded_and_reported(
+    options: list[str], costs: StoreCosts, mixture: Path, tmp_path: Path
+) -> None:
+    plain = json.loads(traced(mixture, tmp_path / "plain", "--json").stdout)
+    result = traced(mixture, tmp_path / "trace", "--predict", "previous", "--json", *options)
+    assert result.exit_code == 0, result.stderr
+    said = json.loads(result.stdout)
+    assert said["token_ids"] == plain["token_ids"]
+    assert plain["predictions"] is None
+    assert said["steps"] > 5 and said["routes"] == plain["routes"] == LAYERS * said["steps"]
+
+    slow = slow_run(mixture, tmp_path / "trace", costs)
+    told = said["predictions"]
+    hits, native = (sum(held[i] for held in slow.recall.values()) for i in (1, 0))
+    assert told["recall"] == hits / native
+    assert told["recall_by_layer"] == {str(k): h / n for k, (n, h) in slow.recall.items()}
+    assert told["passes"] == told["committed_rows"] == said["steps"]
+    assert told["bytes_early"] == slow.bytes_early
+    assert told["bytes_used"] == slow.bytes_used
+    assert told["bytes_wasted"] == slow.bytes_wasted
+    assert told["bytes_on_demand"] == slow.bytes_on_demand > 0
+    assert told["bytes_demanded"] == slow.bytes_demanded
+    assert told["exposed_wait_ms"] == slow.waited / 1000
+    assert told["tickets"] == slow.tickets()
+    trace = read_trace(tmp_path / "trace")
+    ticketed = {
+        (r.sequence_position, r.target_route_layer)
+        for r in trace.routes
+        if r.prefetch_ticket_owner == said["request_owner"]
+    }
+    assert ticketed == slow.ticketed
+    assert all(len(r.predicted_expert_ids) == 3 for r in trace.routes)
+
+
+def test_a_report_is_one_line_for_people(mixture: Path, tmp_path: Path) -> None:
+    result = traced(mixture, tmp_path / "trace", "--predict", "previous")
+    assert result.exit_code == 0, result.stderr
+    line = result.stderr.splitlines()[-1]
+    for word in (
+        "% of ",
+        "choices predicted",
+        "used and",
+        "wasted",
+        "on demand",
+        "waiting",
+        "tickets",
+    ):
+        assert word in line
+
+
+def test_a_trace_with_predictions_replays(mixture: Path, tmp_path: Path) -> None:
+    traced(mixture, tmp_path / "trace", "--predict", "previous")
+    arguments = ["replay", str(tmp_path / "trace"), "--model", str(mixture), "--json"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+
+
 REFUSED = {
+    "predictions for a dense target": (["--predict", "previous"], ["mixture", "leave it out"]),
+    "another predictor": (["--predict", "oracle"], ["'oracle'", "'previous'"]),
+    "a store for no predictions": (["--store-cache", "3"], ["--store-cache", "--predict"]),
+    "a store without a link": (
+        ["--predict", "previous", "--store-bandwidth", "0"],
+        ["--store-bandwidth", "0", "1"],
+    ),
+    "a store that gives before it is asked": (
+        ["--predict", "previous", "--store-latency", "-1"],
+        ["--store-latency", "-1"],
+    ),
     "another kind of hidden": (["--hidden", "everything"], ["'everything'", "payload"]),
-    "no tokens": (["--max-tokens", "0"], ["max_tokens", "0"]),
+    "no tokens": (["--max-tokens", "0"], ["--max-tokens", "0"]),
     "a negative temperature": (["--temperature", "-1"], ["temperature"]),
     "a negative seed": (["--seed", "-3"], ["seed"]),
     "a drafter and none": (["--drafter", "demo", "--no-drafter"], ["contradict"]),

@@ -25,7 +25,9 @@ MAY_IMPORT = {
     "loading": BASE
     | {"checkpoints", "decode", "drafters", "engine", "kernels", "target", "warmup"},
     "__init__": BASE | {"decode", "engine", "loading", "replies", "warmup"},
-    "traces": BASE | {"checkpoints", "decode", "drafters", "engine", "protocol", "target"},
+    "routes": BASE | {"decode", "drafters", "protocol", "target"},
+    "traces": BASE
+    | {"checkpoints", "decode", "drafters", "engine", "protocol", "routes", "target"},
     "comparison": BASE | {"engine", "replies", "target"},
     "selftest": BASE
     | {"checkpoints", "demo_pair", "engine", "kernels", "loading", "replies", "target"},
@@ -56,6 +58,7 @@ MAY_IMPORT = {
         "protocol",
         "qualify",
         "replies",
+        "routes",
         "selftest",
         "traces",
     },

@@ -1,9 +1,11 @@
 """The scripted drafters do what they are for, under the rules of a real drafter's context."""
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
-from lse_mlx.drafters.base import DraftContext, Drafter
+from lse_mlx.distribution import Distribution
+from lse_mlx.drafters.base import DraftContext, Drafter, Proposal
 from lse_mlx.drafters.scripted import ScriptedDrafter
 from lse_mlx.errors import DraftError
 
@@ -64,6 +66,16 @@ def test_its_q_is_certain_and_it_draws_nothing() -> None:
     assert [(q.ids.tolist(), q.probs.tolist()) for q in proposal.q] == [
         ([token], [1.0]) for token in proposal.tokens
     ]
+
+
+def test_a_proposal_of_the_script_goes_out_as_it_is() -> None:
+    q = Distribution(np.array([3, 5]), np.array([0.25, 0.75]))
+    listed = [Proposal([5], [q], lambda: [q]), Proposal([], [])]
+    made = context(ScriptedDrafter(lambda position, draft: listed[draft]), rows=1)
+    for proposal in listed:
+        assert made.propose(4, 1.0, lambda: 0.5) is proposal
+    with pytest.raises(IndexError):
+        made.propose(4, 1.0, lambda: 0.5)
 
 
 def test_its_context_refuses_what_a_real_one_does() -> None:

@@ -19,5 +19,6 @@ def cpu() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Engine]:
-    with on_cpu(), load_pair(Pair(demo_pair.TARGET, demo_pair.DRAFTER), warm=False) as engine:
+    pair = Pair(demo_pair.TARGET, demo_pair.DRAFTER)
+    with on_cpu(), load_pair(pair, warm=False, strict_draft=True) as engine:
         yield engine

@@ -32,7 +32,7 @@ def table_pair() -> tuple[Any, Drafter]:
 @pytest.mark.parametrize("sampling", [*SETTINGS, Sampling(1.0, min_p=0.2)], ids=str)
 def test_the_law_is_the_product_of_the_tables_rows(sampling: Sampling) -> None:
     target, _ = table_pair()
-    found = law(target, PROMPT, sampling)
+    found = law(RememberedTarget(target), PROMPT, sampling)
     for reply in product(range(TOKENS), repeat=EMITTED):
         chance, behind = 1.0, [*PROMPT, *reply]
         for i, token in enumerate(reply):
@@ -73,7 +73,8 @@ def test_the_least_certain_prompt_is_taken() -> None:
     target, drafter = table_pair()
     prompts = [[a, b] for a in range(TOKENS) for b in range(TOKENS)]
     found = sampling_distribution(target, drafter, prompts, draws=20)
-    most = max(entropy(law(target, prompt, SETTINGS[0])) for prompt in prompts)
+    plain = RememberedTarget(target)
+    most = max(entropy(law(plain, prompt, SETTINGS[0])) for prompt in prompts)
     assert found.figures["settings"][0]["entropy_nats"] == most
 
 

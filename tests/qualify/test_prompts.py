@@ -32,6 +32,7 @@ REFUSED = {
     "empty": b"",
     "blank": b" \n\n",
     "an empty list": b"[]",
+    "an object": b'{"prompts": ["one"]}',
     "half a list": b'["one",',
     "numbers": b"[1, 2]",
     "a blank entry": b'["one", " "]',
