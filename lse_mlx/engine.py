@@ -216,7 +216,9 @@ class Engine:
     def _session_for(self, session: Session | None, speculate: bool) -> Session:
         if session is None:
             return Session(self.target, self.drafter if speculate else None)
-        if not isinstance(session, Session) or session.target is not self.target:
+        if not isinstance(session, Session):
+            raise RequestError(f"session is {shown(session)}: give one of `engine.session()`.")
+        if session.target is not self.target:
             raise RequestError("The session belongs to another engine: take one from this one.")
         return session
 

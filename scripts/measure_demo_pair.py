@@ -102,7 +102,7 @@ def main() -> None:
     options = parser.parse_args()
     held_out = json.loads(HELD_OUT_PROMPTS.read_text(encoding="utf-8"))
     entries = [entry for entry in held_out if entry["words"] == options.words][: options.prompts]
-    with lse_mlx.load(options.model, options.drafter) as engine:
+    with lse_mlx.load(options.model, options.drafter, strict_draft=True) as engine:
         assert engine.drafter is not None
         replies = [
             measure(engine, entry, options.max_tokens, options.temperature, seed)

@@ -118,6 +118,8 @@ def test_a_request_is_refused_before_the_first_piece(engine: lse_mlx.Engine):
 def test_a_session_of_another_engine_is_refused(engine: lse_mlx.Engine):
     with lse_mlx.load() as other, pytest.raises(lse_mlx.RequestError, match="another engine"):
         engine.generate(TURN, session=other.session())
+    with pytest.raises(lse_mlx.RequestError, match=r"session is 'mine': give one of `engine"):
+        engine.generate(TURN, session="mine")  # pyright: ignore
 
 
 def test_two_engines_live_side_by_side(engine: lse_mlx.Engine):

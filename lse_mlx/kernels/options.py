@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from lse_mlx.errors import RequestError
+from lse_mlx.errors import RequestError, shown
 from lse_mlx.kernels.choices import STOCK, Choices, Mode
 from lse_mlx.kernels.registry import Registry
 
@@ -53,7 +53,7 @@ class KernelOptions:
 def check_bool(name: str, value: object) -> None:
     """RequestError for an option that must be True or False and is neither."""
     if not isinstance(value, bool):
-        raise RequestError(f"{name} is {repr(value)[:60]}: give True or False.")
+        raise RequestError(f"{name} is {shown(value)}: give True or False.")
 
 
 def required_by(environ: Mapping[str, str]) -> bool:

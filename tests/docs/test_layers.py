@@ -22,24 +22,20 @@ MAY_IMPORT = {
     "protocol": {"errors"},
     "replies": BASE | {"decode"},
     "engine": BASE | {"decode", "drafters", "kernels", "replies", "target", "warmup"},
-    "loading": BASE
-    | {"checkpoints", "decode", "drafters", "engine", "kernels", "target", "warmup"},
-    "__init__": BASE | {"decode", "engine", "loading", "replies", "warmup"},
+    "loading": BASE | {"checkpoints", "drafters", "engine", "kernels", "target", "warmup"},
+    "__init__": BASE | {"decode", "engine", "loading", "replies"},
     "routes": BASE | {"decode", "drafters", "protocol", "target"},
-    "traces": BASE
-    | {"checkpoints", "decode", "drafters", "engine", "protocol", "routes", "target"},
+    "traces": BASE | {"checkpoints", "decode", "drafters", "protocol", "routes", "target"},
     "comparison": BASE | {"engine", "replies", "target"},
     "selftest": BASE
     | {"checkpoints", "demo_pair", "engine", "kernels", "loading", "replies", "target"},
     "qualify": BASE
     | {
         "checkpoints",
-        "comparison",
         "decode",
         "demo_pair",
         "drafters",
         "engine",
-        "loading",
         "protocol",
         "replies",
         "target",
@@ -108,3 +104,12 @@ def test_the_allowed_directions_hold_no_circle() -> None:
 def test_every_part_has_its_place() -> None:
     parts = {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in FILES}
     assert parts <= set(MAY_IMPORT)
+
+
+def test_nothing_is_allowed_that_nobody_needs() -> None:
+    needed: dict[str, set[str]] = {name: set() for name in MAY_IMPORT}
+    for path in FILES:
+        own = path.relative_to(PACKAGE).with_suffix("").parts[0]
+        needed[own] |= {part_of(module) for module in imported_by(path)}
+    unused = {name: below - needed[name] - BASE for name, below in MAY_IMPORT.items()}
+    assert not {name: parts for name, parts in unused.items() if parts}

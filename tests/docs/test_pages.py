@@ -56,7 +56,7 @@ NOT_RUN = {  # the command, and why
     ".venv/bin/pip install --force-reinstall --no-deps mlx-cuda-13": "needs an NVIDIA GPU",
     ".venv/bin/python -m pytest -m gpu": "needs a GPU",
     ".venv/bin/python -m pytest -m slow": "takes most of an hour",
-    ".venv/bin/lse-mlx qualify --model demo --drafter demo": "takes two minutes; "
+    ".venv/bin/lse-mlx qualify --model demo --drafter demo": "takes half a minute; "
     "tests/cli/test_qualify.py runs it",
     ".venv/bin/lse-mlx pull qwen3.8-27b": "downloads 20 GB; tests/cli/test_pull.py pulls from a hub "
     "on this machine",
