@@ -91,8 +91,8 @@ def replay(
 
 def _layers(trace: Trace, model: str, drafter: str) -> tuple[int, ...] | None:
     """The layers that a trace for this pair has captured; None where nobody knows."""
-    if trace.header.drafter is None:
-        return ()
+    if trace.header.drafter is None and drafter == AUTO:
+        return None
     try:
         found = resolve_pair(model, drafter, Hub(offline=True), Silent()).drafter
     except CheckpointError:

@@ -91,8 +91,9 @@ def decode(
 ) -> Iterator[Step]:
     """Decode until the reply ends; the last step has a reason.
 
-    At every step the session already holds exactly the tokens of the prompt and those emitted; only
-    the last one emitted, the anchor, is not read by any pass yet, unless a stop token followed it.
+    At every step the session already holds exactly the tokens of the prompt and those emitted, but
+    for the last one emitted, the anchor, which no pass has read unless a stop token ended the reply;
+    after a cancel in the prompt it holds the pieces that were read.
     So the caller may stop asking at any step. A failure inside a step leaves the session empty, and
     raises TargetError where the target failed. Going on after another reply began in the session
     raises RequestError, and so does a step while one of another reply runs; both leave the other
@@ -105,19 +106,20 @@ def decode(
         with session.step():
             if turn is not None and session.turn != turn:
                 raise RequestError(
-                    f"A reply cannot go on after {counted(emitted, 'token')}, because another one "
-                    "began in its session: finish or drop a reply first, or take a session for each."
+                    f"A reply cannot go on after {counted(emitted, 'token')}, because its session "
+                    "was reset or another one began in it: finish or drop a reply first, or take a "
+                    "session for each."
                 )
             try:
-                step = next(cycles, None)
+                step = next(cycles)
             except BaseException:
                 session.reset()
                 raise
             turn = session.turn
-        if step is None:
-            return
         emitted += len(step.tokens)
         yield step
+        if step.reason is not None:
+            return  # whatever begins in the session now, this reply is whole
 
 
 @contextmanager

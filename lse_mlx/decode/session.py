@@ -16,14 +16,14 @@ from lse_mlx.target.state import TargetState
 class Session:
     """Owned by one caller at a time. `tokens` are exactly those committed in `state`.
 
-    `turn` counts replies that began, from 1, and resets, so that a reply which was left unfinished
-    notices that it cannot go on. `owner` is a random name of the session's own, which tells records
-    of its replies from those of others.
+    `turn` grows with every reply that begins and every reset, so that a reply which was left
+    unfinished notices that it cannot go on. `owner` is a random name of the session's own, which
+    tells records of its replies from those of others.
 
-    `context` follows the target, also through plain replies; None while the session is empty,
-    without a drafter, and after the drafter failed, until the session starts cold again. A drafter
-    that fails twice is left out of the session for good, so that it does not cost every reply a cold
-    start.
+    `context` follows the target, also through plain replies; None before the first one, without a
+    drafter, and after the drafter failed, until the session starts cold again. A drafter that fails
+    in two replies, one after the other, is left out of the session for good, so that it does not
+    cost every reply a cold start.
     """
 
     target: Target
@@ -54,7 +54,8 @@ class Session:
         """Have the session to oneself; RequestError where somebody has it, in whatever thread."""
         if not self._stepping.acquire(blocking=False):
             raise RequestError(
-                "The session is at work on another reply: wait for it, or take a session for each."
+                "The session is at work on another reply: begin this one when that has ended, or take "
+                "a session for each."
             )
         try:
             yield
@@ -62,7 +63,7 @@ class Session:
             self._stepping.release()
 
     def drop_context(self) -> None:
-        """The drafter failed: go on without it, and at the second time for good."""
+        """The drafter failed: go on without it, and at the second time in a row for good."""
         self.context = None
         self._draft_failures += 1
         if self._draft_failures > 1:
@@ -82,6 +83,7 @@ class Session:
             followed = self.drafter is None or not speculate
         else:
             followed = self.context.position == held
+            self._draft_failures = 0  # the reply before went well
         if held and not (fits and followed):
             self._clear()
         return prompt[len(self.tokens) :]

@@ -57,7 +57,8 @@ class Timings:
     ) -> None:
         """Count one cycle: what was proposed, judged and emitted, and its three moments (seconds).
 
-        Proposals behind the row where the reply ended were not looked at and do not count.
+        Proposals behind the row where the reply ended were not looked at: they count as proposed,
+        and neither as tested nor as accepted.
         """
         rows = cut.rows
         self.generated_n += len(cut.emitted)
@@ -105,8 +106,10 @@ class Timings:
             "reference_calls": self.kernels.reference_calls,
             "spec_method": self.method,
         }
+        failures = {"spec_failures": self.draft_failures, "spec_failure": self.draft_failure}
         if not self.depth:
-            return out
+            # Where nothing is asked of the drafter, it can still fail to follow.
+            return out | (failures if self.draft_failures else {})
         tested, accepted = sum(self.tested), sum(self.accepted)
         out |= {
             "spec_steps": self.passes,
@@ -120,8 +123,7 @@ class Timings:
             "spec_overlap_sum": list(self.overlap),
             "spec_draft_ms": self.draft_ms,
             "spec_verify_ms": self.verify_ms,
-            "spec_failures": self.draft_failures,
-            "spec_failure": self.draft_failure,
+            **failures,
         }
         if self.passes:
             out["spec_mean_width"] = (self.proposed + self.passes) / self.passes

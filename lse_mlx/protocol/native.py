@@ -72,8 +72,8 @@ class Native(Protocol):
     def verify(self, record: StepRecord) -> NativeStep:
         """Verify the record's path behind the native anchor, decide, and commit.
 
-        Only what was proposed may be taken from the record: the path, and its probabilities. A reply
-        that ended from outside is ended after `committed_rows` tokens here too, if at all.
+        Only what was proposed may be taken from the record, the path and its probabilities, and how
+        many of the likeliest tokens each row lists.
         """
         ...
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lse_mlx.decode.session import Session
 from lse_mlx.drafters.base import Drafter
-from lse_mlx.errors import ProtocolError, RequestError, reason
+from lse_mlx.errors import ProtocolError, RequestError, reason, shown
 from lse_mlx.protocol.tickets import RouteLedger, Ticket
 from lse_mlx.routes.predictors import Prediction, RoutePredictor, Routes
 from lse_mlx.routes.report import Recall, RouteReport
@@ -91,7 +91,7 @@ class RouteSidecar:
         if self._predictor is not None:
             for row, token in enumerate(tokens):
                 with _predictor_failures():
-                    guesses = dict(self._predictor.predict(position + row, token))
+                    guesses = _predictions(self._predictor.predict(position + row, token))
                 for layer, guess in guesses.items():
                     self._check(layer, guess)
                     self._asked[layer, position + row] = Asked(guess)
@@ -239,6 +239,14 @@ def _predictor_failures() -> Iterator[None]:
             f"predicted_expert_ids cannot be had, because the predictor failed ({reason(error)}): "
             "mend it, or decode without it.",
         ) from error
+
+
+def _predictions(said: Mapping[int, Prediction]) -> dict[int, Prediction]:
+    """What a predictor said, if it is of the right kind."""
+    for guess in said.values():
+        if not isinstance(guess, Prediction):
+            raise TypeError(f"it predicts {shown(guess)}, which is no Prediction")
+    return dict(said)
 
 
 def in_numpy(routes: Mapping[int, mx.array]) -> dict[int, NDArray[np.int32]]:

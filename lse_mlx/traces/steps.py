@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from lse_mlx.decode.loop import Cycle, Step
 from lse_mlx.distribution import Distribution
 from lse_mlx.drafters.base import Proposal
+from lse_mlx.errors import DraftError, reason
 from lse_mlx.protocol.native import NativeStep
 from lse_mlx.protocol.records import Ids, RouteRecord, StepRecord
 from lse_mlx.protocol.trace import rows_digest
@@ -113,8 +114,19 @@ def native_step(cycle: Cycle, likeliest: Sequence[int]) -> NativeStep:
 
 
 def candidates_of(proposal: Proposal) -> list[Distribution]:
-    """What could have stood at each position: what a draft was drawn from, or scored by."""
-    return proposal.q if proposal.candidates is None else proposal.candidates()
+    """What could have stood at each position: what a draft was drawn from, or scored by.
+
+    Raises DraftError where the drafter cannot say.
+    """
+    if proposal.candidates is None:
+        return proposal.q
+    try:
+        return proposal.candidates()
+    except Exception as error:  # a drafter can be anybody's code
+        raise DraftError(
+            f"The drafter does not tell its candidates ({reason(error)}): "
+            "mend it, or record without it."
+        ) from error
 
 
 def proposal_of(record: StepRecord, greedy: bool) -> Proposal:

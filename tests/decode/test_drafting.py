@@ -14,7 +14,7 @@ from lse_mlx.drafters.base import Proposal, Uniform
 from lse_mlx.drafters.scripted import ScriptedDrafter
 from lse_mlx.errors import DraftError, RequestError, TargetError
 from lse_mlx.target.model import Target
-from tests.decode.runs import TAPS, Cold, known_sequence, run
+from tests.decode.runs import TAPS, Cold, known_sequence, request, run, start
 from tests.tiny_models import RecordingContext, RecordingDrafter, random_prompt
 
 START, TURN, COUNT = 7, 6, 40
@@ -169,3 +169,31 @@ def test_numpys_integers_are_tokens(target: Target, cold: Cold) -> None:
     reply = run(session, cold.tokens[:START], max_tokens=20)
     assert reply.tokens == cold.tokens[START : START + 20]
     assert {type(token) for token in [*reply.tokens, *session.tokens]} == {int}
+
+
+def test_a_failure_now_and_then_does_not_cost_the_drafter(target: Target, cold: Cold) -> None:
+    """It fails in every second reply; in between it drafts, and the count begins anew."""
+    broken = [False]
+
+    def sometimes(tokens: list[int]) -> Proposal:
+        if broken[0]:
+            raise DraftError("Not now: later.")
+        return Proposal.certain(tokens)
+
+    scripted = ScriptedDrafter.right(cold.tokens, taps=TAPS)
+    session = Session(target, AnyDrafter(scripted, make=sometimes))
+    for n, at in enumerate(range(START, START + 5 * TURN, TURN)):
+        # The reply after a failure goes well, and so does the next, which finds that it did.
+        broken[0] = n in (0, 3)
+        reply = run(session, cold.tokens[:at], max_tokens=TURN - 1, strict_draft=False)
+        assert reply.tokens == cold.tokens[at : at + TURN - 1]
+        assert reply.timings.draft_failures == (n in (0, 3))
+        assert session.drafter is not None
+
+
+def test_a_drafter_that_cannot_follow_a_plain_reply_is_told(target: Target, cold: Cold) -> None:
+    session = failing_session(target, cold, "append")
+    steps, timings = start(session, request(cold.tokens[:START], TURN, speculate=False))
+    assert [t for step in steps for t in step.tokens] == cold.tokens[START : START + TURN]
+    shown = timings.as_dict()
+    assert (shown["spec_failures"], shown["spec_failure"]) == (1, "The drafter is broken: mend it")

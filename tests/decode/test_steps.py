@@ -140,3 +140,30 @@ def test_what_a_step_gives_may_be_changed(target: Target, cold: Cold, speculate:
             said.append(step.tokens.pop(0))
     assert said == cold.tokens[START : START + 20]
     cold.assert_holds(session, START + 19)
+
+
+@pytest.mark.parametrize("speculate", [False, True])
+def test_a_whole_reply_stays_so_when_the_next_one_begins_at_its_last_step(
+    target: Target, cold: Cold, speculate: bool
+) -> None:
+    session = speculating(target, cold.tokens, 3)
+    steps, _ = start(session, request(cold.tokens[:START], 6, speculate=speculate))
+    said: list[int] = []
+    for step in steps:
+        said += step.tokens
+        if step.reason is not None:
+            longer = run(session, cold.tokens[: START + 8], max_tokens=6)
+            assert longer.tokens == cold.tokens[START + 8 : START + 14]
+    assert said == cold.tokens[START : START + 6]
+    cold.assert_holds(session, START + 13)
+
+
+def test_a_reset_between_two_steps_ends_the_reply(target: Target, cold: Cold) -> None:
+    session = speculating(target, cold.tokens, 3)
+    steps, _ = start(session, request(cold.tokens[:START], 20))
+    next(steps)
+    session.reset()
+    with pytest.raises(RequestError, match="after 1 token, because its session was reset or"):
+        next(steps)
+    assert_empty(session)
+    assert_right_after(session, cold)

@@ -103,6 +103,8 @@ def test_a_predictor_that_fails_is_named_and_leaves_nothing_behind(
         ({0: certain((12,))}, "predicted_expert_ids"),
         ({0: certain((-1,))}, "predicted_expert_ids"),
         ({0: certain((3, 3))}, "predicted_expert_ids"),
+        ({0: (3,)}, "predicted_expert_ids"),
+        ({0: None}, "predicted_expert_ids"),
         ({0: Prediction((3,), ())}, "prediction_confidence"),
         ({0: Prediction((3,), (1.5,))}, "prediction_confidence"),
         ({0: Prediction((3,), (float("nan"),))}, "prediction_confidence"),
@@ -110,7 +112,7 @@ def test_a_predictor_that_fails_is_named_and_leaves_nothing_behind(
     ids=str,
 )
 def test_a_prediction_that_is_none_is_refused(
-    target: Target, known: Known, prediction: dict[int, Prediction], field: str
+    target: Target, known: Known, prediction: Any, field: str
 ) -> None:
     class Odd(Previous):
         def predict(self, position: int, token: int) -> Mapping[int, Prediction]:
