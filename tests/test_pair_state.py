@@ -25,7 +25,9 @@ class Pair:
     drafter: DFlash2
 
     def session(self) -> Session:
-        return Session(self.target, self.drafter)
+        session = Session(self.target, self.drafter)
+        session.context = self.drafter.new_context()
+        return session
 
     def take(self, session: Session, rows: list[int], commit: int) -> None:
         """One pass over `rows`, of which the first `commit` become part of both."""
