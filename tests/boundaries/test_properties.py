@@ -29,7 +29,7 @@ from tests.tiny_models import VOCAB, RecordingDrafter
 TABLE = FastTarget.random(0, 40)
 WORDS = of_size(40)
 HYBRID_WORDS = of_size(VOCAB)
-GREEDY, SAMPLED, WALKED, ON_HYBRID = 850, 450, 650, 120
+GREEDY, SAMPLED, WALKED, ON_HYBRID = 850, 450, 650, 80
 """Examples of each kind."""
 PHASES = (Phase.generate, Phase.shrink)
 

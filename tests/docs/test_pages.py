@@ -54,7 +54,7 @@ RUN_ON_A_COPY = [  # of the demo drafter, in a folder of its own: they write fil
 NOT_RUN = {  # the command, and why
     ".venv/bin/pip install '.[cuda13]' && "
     ".venv/bin/pip install --force-reinstall --no-deps mlx-cuda-13": "needs an NVIDIA GPU",
-    ".venv/bin/python -m pytest -m gpu": "needs a GPU",
+    ".venv/bin/python -m pytest -m gpu -n 0": "needs a GPU",
     ".venv/bin/python -m pytest -m slow": "takes most of an hour",
     ".venv/bin/lse-mlx qualify --model demo --drafter demo": "takes half a minute; "
     "tests/cli/test_qualify.py runs it",

@@ -1,4 +1,4 @@
-"""Every kernel on this machine's GPU, by Metal or CUDA alike: `pytest -m gpu tests/kernels`.
+"""Every kernel on this machine's GPU, by Metal or CUDA alike: `pytest -m gpu -n 0 tests/kernels`.
 
 The checks are those of `lse-mlx selftest`. Here they also run in fp16, once more for the same bits,
 and against the host harness.
