@@ -58,12 +58,13 @@ def write_trace(folder: Path, trace: Trace) -> None:
         raise
 
 
-def read_trace(folder: Path) -> Trace:
+def read_trace(folder: Path | str) -> Trace:
     """The trace in `folder`, checked whole.
 
     Raises ProtocolError, which names the file, the line and the field, if a file is missing, damaged,
     too short or too long, or holds a record that is refused.
     """
+    folder = Path(folder)
     with within(printable(str(folder))):
         [header] = _records(folder, HEADER, TraceHeader, 1)
         steps = _records(folder, STEPS, StepRecord, header.step_count, "step_count")

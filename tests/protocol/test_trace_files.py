@@ -45,6 +45,11 @@ def test_what_is_written_is_read(case: Case, tmp_path: Path) -> None:
         assert rows.dtype == np.float32 and np.array_equal(rows, trace.payloads[name])
 
 
+def test_a_folder_may_be_named_by_text(folder: Path) -> None:
+    named, as_path = read_trace(str(folder)), read_trace(folder)
+    assert (named.header, named.steps) == (as_path.header, as_path.steps)
+
+
 def test_the_same_trace_is_the_same_bytes(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
